@@ -133,7 +133,7 @@ class Load:
             times_s, usage = [], _Usage()
             failure = f"{error.status} {error.code}".strip() if error.status else str(error)
         duration_s = time.perf_counter() - began_s
-        time.sleep(_PAUSE_S if failure else 0.0)
+        time.sleep(_PAUSE_S if failure else 0.0)  # a stack that refuses at once is not flooded
         num_gaps = usage.completion_tokens - 1
         return Sample(
             began_s=began_s - self._began_s,

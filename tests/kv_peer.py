@@ -30,7 +30,6 @@ LARGE_BYTES = 128 << 20
 SOON_S = scaled(1.0)
 KINDS = ("tcp", "tls", "ucx", "ucx-stream")
 
-
 needs_nixl = pytest.mark.skipif(
     importlib.util.find_spec("nixl_cu13") is None, reason="nixl_cu13 is not installed"
 )

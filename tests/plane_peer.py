@@ -1,7 +1,6 @@
 """A process that a test kills or freezes: `python -m tests.plane_peer KIND NATS_URL LIVENESS_S [ADDRESS]`.
 
-Without an address it is a worker and prints its address; with one it calls that worker and prints each reply.
-"""
+Without an address it is a worker and prints its address; with one it calls that worker and prints replies."""
 
 import asyncio
 import sys

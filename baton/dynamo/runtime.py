@@ -44,7 +44,7 @@ async def start_runtime(
     os.environ.update(environ)
     for name, urls in clusters.items():
         while not (live := [url for url in urls if await _accepts(url)]):  # noqa: ASYNC110  it does not notify
-            await asyncio.sleep(_RETRY_S)
+            await asyncio.sleep(_RETRY_S)  # before the next look
         os.environ[name] = ",".join(live)
     for name, value in (_ENVIRON | dict.fromkeys(_HOSTS, host)).items():
         os.environ.setdefault(name, value)

@@ -315,10 +315,13 @@ class Generator:
 
     async def _find_workers(self, progress: Progress, on_taken: Callable[[], None]) -> None:
         """Wait for the plane's broker, until the deadline if the request was running when it went away; then
-        for a decode worker that may get the request. `on_taken` is called before the first attempt."""
+        for a decode worker that may get the request. `on_taken` is called before the first attempt. Raises
+        DeadlineExceeded."""
         limit_s = self._settings.wait_for_worker_s
         if progress.pause_s and self._eligible(Role.DECODE, progress):
             await asyncio.sleep(progress.pause_s)  # a backoff
+            if progress.time_left_s <= 0:
+                raise DeadlineExceeded
         if not self._transport.is_reachable:
             away = BrokerLost("The request plane's broker is unreachable; retry later.", retry_after_s=1)
             await _wait(progress, self._transport.reachable(), math.inf if progress.error else limit_s, away)

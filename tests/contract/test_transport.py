@@ -28,7 +28,6 @@ from tests.waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.loops("uvloop", "asyncio")
 
-
 _NOT_DYNAMOS = {
     "test_one_process_may_call_its_own_worker": "a process is one worker of Dynamo's",
     "test_everything_of_one_turn_travels_in_one_frame": "the bindings send each item",

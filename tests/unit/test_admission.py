@@ -204,7 +204,7 @@ async def test_a_client_that_leaves_the_queue_frees_its_place(is_let_in: bool) -
     if is_let_in:  # the first one's end, and the second one's before it has noticed
         first.cancel()
         await asyncio.sleep(0)  # it ends
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # its place is free
     second.cancel()
     await asyncio.gather(first, third, return_exceptions=True)
     assert len(load.started) == 2

@@ -181,7 +181,6 @@ _KEYS = sorted(
 _NUMBERS = st.integers() | st.just(10**400) | st.floats()
 _LEAVES = st.none() | st.booleans() | _NUMBERS | st.text() | st.lists(st.integers())
 
-
 _FLAGS = st.lists(
     st.sampled_from(
         ["--max-seq-len", "--tensor-parallel-size=", "--free-gpu-memory-fraction", "0", "-1", "nan"]

@@ -108,7 +108,7 @@ async def test_kv_that_is_gathered_after_its_request_has_ended_is_not_offered(ch
         handing = asyncio.create_task(anext(prefill.prefill(ask())))
         await until(lambda: prefill.stats().num_running == 1)  # its step is in the thread's queue
         after_the_step = asyncio.create_task(steps.on_thread(gather.wait, PATIENCE_S))
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # it is in the queue
         run.set()
         call = call_of(prefill)
         await until(lambda: call.sequence.phase is Phase.PINNED)

@@ -125,5 +125,5 @@ async def test_a_frame_of_the_limit_is_sent_and_nothing_after_the_goodbye() -> N
     writer.put(End(2))
     writer.close(Goodbye("enough"))
     writer.put(End(3))
-    await asyncio.sleep(0)
+    await asyncio.sleep(0)  # what waits is written
     assert wire.frames == [frame(0, End(1)), frame(1, End(2), Goodbye("enough"))]

@@ -188,6 +188,14 @@ async def test_a_request_whose_time_is_over_is_not_tried_again() -> None:
     assert fleet.called == ["d1"]
 
 
+@jumping
+async def test_no_worker_is_called_after_a_pause_that_outlasts_the_time() -> None:
+    fleet = ScriptedWorkers(d1=LOST, d2=answer, d3=LOST)  # d2 is the last one
+    with pytest.raises(DeadlineExceeded):
+        await generate(fleet, deadline_s=TICK_S)
+    assert fleet.called == ["d1", "d3"]
+
+
 @pytest.mark.parametrize(("is_busy", "reason"), [(False, "long"), (True, "busy")])
 async def test_what_it_lacks_more_is_prefilled_and_handed_to_the_same_worker(
     is_busy: bool, reason: str
@@ -469,13 +477,13 @@ async def test_answers_on_workers_that_leave_take_no_places_of_the_others() -> N
     fleet = ScriptedWorkers(d1=endless)
     fleet.max_batch_size = 2
     async with generator_over(fleet) as generator, running(*(token_ids_of(generator, 600) for _ in range(3))):
-        await asyncio.sleep(1)
+        await asyncio.sleep(1)  # virtual time
         assert len(fleet.called) == 2, "one waits"
         fleet.join("d2", endless)
         fleet.leave("d1")
-        await asyncio.sleep(1)
+        await asyncio.sleep(1)  # virtual time
         async with running(*(token_ids_of(generator, 600) for _ in range(2))):
-            await asyncio.sleep(1)
+            await asyncio.sleep(1)  # virtual time
             assert len(fleet.called) == 4, "the one that waited, and one more"
     assert fleet.called == ["d1", "d1", "d2", "d2"]
     assert fleet.calls[2][1].deadline_s <= 600 - 1, "the wait is part of its time"

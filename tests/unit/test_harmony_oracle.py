@@ -30,7 +30,6 @@ from tests.scripted_frontend import prompt_ids
 
 pytest_plugins = ["tests.oracle"]
 
-
 texts = st.text('abc <|>{}"é日👍\n', max_size=20)
 names = st.sampled_from(["f", "get_weather", "web-browsing.open"])
 headers = st.one_of(

@@ -13,7 +13,6 @@ CALL = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"é": 
 FINAL = "<|channel|>final<|message|>Done.<|return|>"
 PROMPT = "<|start|>user<|message|>Fix it<|end|><|start|>assistant"
 
-
 Make = Callable[..., Script]
 
 

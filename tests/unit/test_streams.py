@@ -65,9 +65,9 @@ async def test_a_silent_worker_is_lost_after_some_ticks_a_caller_after_five_time
         await asyncio.sleep(wait_s)
         reasons.append(link.lost)
     assert reasons == [None, "it does not respond"]  # 4 ticks after the frame
-    await asyncio.sleep(15)
+    await asyncio.sleep(15)  # virtual time
     assert not caller.heard(Goodbye)
-    await asyncio.sleep(1)
+    await asyncio.sleep(1)  # virtual time
     assert caller.heard(Goodbye) == [Goodbye("the caller is silent")]
 
 
@@ -77,7 +77,7 @@ async def test_a_call_on_a_link_that_has_been_silent_fails_at_once() -> None:
     silent, frozen, heard = (CallerLink(Sent(), "w", pace) for _ in range(3))
     await asyncio.sleep(1.5)
     frozen.receive(frame(0, Hello(frames.VERSION, "w")))
-    await asyncio.sleep(8)
+    await asyncio.sleep(8)  # virtual time
     assert silent.lost is frozen.lost is None
     for link in (silent, frozen):
         call = link.open(a_request())
@@ -136,10 +136,10 @@ async def test_no_credit_lets_a_worker_send_more_than_one_window() -> None:
     await asyncio.sleep(1)  # time for what must not be sent
     assert len(caller.heard(Next)) == WINDOW
     caller.say(Credit(1, 5 * WINDOW))
-    await asyncio.sleep(1)
+    await asyncio.sleep(1)  # virtual time
     assert len(caller.heard(Next)) == 2 * WINDOW
     caller.say(Credit(1, 3))
-    await asyncio.sleep(1)
+    await asyncio.sleep(1)  # virtual time
     assert len(caller.heard(Next)) == 2 * WINDOW + 3
     caller.link.lose("test")
     await turns(lambda: not service.tasks)

@@ -33,7 +33,6 @@ ANY_TIME: dict[str, Any] = {}
 RECEIVES: dict[str, Any] = {"transfer": {}}
 SENDS: dict[str, Any] = {"hands_over": True}
 
-
 FIELDS = "finish_reason", "stop_reason", "logprobs", "disaggregated_params"
 
 

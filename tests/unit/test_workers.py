@@ -54,13 +54,13 @@ async def test_a_worker_whose_engine_hangs_is_left_out_until_a_request_passes_th
     async with fleet_of_two() as (workers, fleet):
         workers.scripts[name] = hung
         with waiting(fleet.calls, worker(name), []):
-            await asyncio.sleep(19)
+            await asyncio.sleep(19)  # virtual time
             assert not workers.lost
-            await asyncio.sleep(2)
+            await asyncio.sleep(2)  # virtual time
         assert workers.lost == [name]
         assert (fleet.health().stuck, fleet.health().lost) == ([name], [])
         assert name not in live(fleet)
-        await asyncio.sleep(60)
+        await asyncio.sleep(60)  # virtual time
         assert fleet.health().stuck == [name]
         workers.scripts[name] = works
         workers.calls.clear()
@@ -77,7 +77,7 @@ async def test_a_worker_that_answers_our_own_request_or_computes_for_others_is_n
             workers.scripts["d1"] = hung  # our own request waits in its queue
             workers.stats = lambda: WorkerStats(**{figure: round(now_s())})
         with waiting(fleet.calls, D1, []):
-            await asyncio.sleep(45)
+            await asyncio.sleep(45)  # virtual time
         assert len(workers.called) == (2 if figure else 4)
         assert (workers.lost, live(fleet)) == ([], ["p1", "d1"])
 
@@ -87,7 +87,7 @@ async def test_a_worker_that_does_not_answer_at_all_is_left_to_the_liveness_limi
     async with fleet_of_two() as (workers, fleet):
         workers.answering.clear()
         with waiting(fleet.calls, D1, []):
-            await asyncio.sleep(60)
+            await asyncio.sleep(60)  # virtual time
         assert (workers.lost, fleet.health().stuck, workers.called) == ([], [], [])
 
 
@@ -99,7 +99,7 @@ async def test_tokens_of_ended_requests_are_progress_but_errors_are_not() -> Non
             for number in range(18):
                 tokens: list[int] = []
                 with waiting(fleet.calls, D1, tokens):
-                    await asyncio.sleep(2)
+                    await asyncio.sleep(2)  # virtual time
                     if number < 6:  # else the queue is full
                         tokens.append(1)
                 assert number > 13 or not workers.lost, "12 s with tokens, 10 without, 10 for a trial"
@@ -186,17 +186,17 @@ async def test_a_lost_worker_that_is_found_stuck_must_work_again() -> None:
     await asyncio.sleep(5)  # virtual time
     assert scene.state() is State.STUCK
     scene.outcomes[State.STUCK] = "answered"
-    await asyncio.sleep(1)
+    await asyncio.sleep(1)  # virtual time
     assert scene.state() is State.LIVE
 
 
 @jumping
 async def test_a_distrusted_worker_is_named_until_it_is_trusted(caplog: pytest.LogCaptureFixture) -> None:
     scene = Scene("untrusted")
-    await asyncio.sleep(3)
+    await asyncio.sleep(3)  # virtual time
     assert scene.workers.reasons(State.DISTRUSTED) == ["d1: its certificate is odd"]
     scene.outcomes[State.DISTRUSTED] = "answered"
-    await asyncio.sleep(1)
+    await asyncio.sleep(1)  # virtual time
     assert scene.workers.of(State.LIVE) == [D1]
     assert caplog.text.count('worker refused worker=d1 detail="its certificate is odd"') == 1
     assert [kind for kind, *_ in scene.seen()] == ["refused", "recovered"]
@@ -220,7 +220,7 @@ async def test_a_worker_that_leaves_is_not_probed_and_is_new_when_it_returns() -
     scene = Scene()
     scene.workers.update([])
     scene.workers.note(D1, "lost")
-    await asyncio.sleep(3)
+    await asyncio.sleep(3)  # virtual time
     assert scene.num_probes == 0
     scene.workers.update([D1])
     assert scene.state() is State.NEW

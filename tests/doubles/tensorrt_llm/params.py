@@ -57,7 +57,6 @@ EncodeCudaGraphConfig = model_of("EncodeCudaGraphConfig", sizes=_validate_base_c
 KvCacheConfig = model_of("KvCacheConfig", fraction=_validate_free_gpu_memory_fraction)
 CacheTransceiverConfig = model_of("CacheTransceiverConfig")
 
-
 TorchLlmArgs = model_of(
     "BaseLlmArgs",
     "TorchLlmArgs",

@@ -162,7 +162,7 @@ def token_logprobs(
 ) -> tuple[TokenLogprob, ...]:
     """One entry per token, with its `num_top` likeliest; the last tokens may be unreported."""
     found = []
-    for token_id, entries in zip(token_ids, itertools.chain(reported or (), itertools.repeat({}))):  # noqa: B905
+    for token_id, entries in zip(token_ids, itertools.chain(reported or (), itertools.repeat({}))):  # noqa: B905  endless
         logprobs = {i: float(entry.logprob) for i, entry in entries.items()}
         best = sorted(logprobs.items(), key=lambda pair: -pair[1])
         found.append(TokenLogprob(token_id, logprobs.get(token_id, _NO_LOGPROB), tuple(best[:num_top])))
