@@ -70,8 +70,9 @@ def find(records: Records, query: Find) -> Found:
             matches = records.slowest(query.limit)
         case "failed":
             matches = records.newest(query.limit, failed=True)
+    running = [each.so_far() for each in records.running()[:_NUM_RECENT]]
     found = [each.so_far() if each.duration_s is None else each for each in matches[: query.limit]]
-    return Found(found, records.newest(_NUM_RECENT))
+    return Found(found, [*records.newest(_NUM_RECENT), *running])
 
 
 def explain(query: Find, found: Sequence[Found]) -> RequestsBody:

@@ -23,13 +23,15 @@ _ENOUGH = 8
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """The slow stage and the cause. `excess_s`: beyond what is usual; `worker` is empty if it is none's."""
+    """The slow stage and the cause. `excess_s`: beyond what is usual; `worker` is empty if it is none's;
+    `crowd`: the API key whose requests the workers were busy with."""
 
     stage: Stage
     excess_s: float
     worker: str = ""
     cause: str
     help: str
+    crowd: str = ""
 
 
 _LOG = "a look at the log of {worker}"
@@ -173,13 +175,15 @@ def _failed(leg: Leg, attempt: Attempt) -> _Part:
 
 
 class Usual:
-    """What recent requests took, each stage on the worker that is best at it."""
+    """What recent requests took, each stage on the worker that is best at it, and whose they were."""
 
     def __init__(self, recent: Iterable[Record]) -> None:
         """Compare with those that ended well and were not tried again."""
         found: dict[str, dict[str, list[tuple[int, float]]]] = defaultdict(lambda: defaultdict(list))
+        self._spans = []
         for record in recent:
-            if record.status < 400 and len(record.attempts) == len(record.legs) > 0:
+            self._spans.append((record.caller, record.at_s, record.at_s + (record.duration_s or 0)))
+            if 0 < record.status < 400 and len(record.attempts) == len(record.legs) > 0:
                 for part in _parts(record):
                     size = _size(_RULES[part.rule], record)
                     found[part.rule][part.attempt.worker(part.stage)].append((size, part.lasted_s))
@@ -207,6 +211,14 @@ class Usual:
         least_s = min(max(_LEAST_S, busy_s), _LEAST_BUSY_S)
         return part.lasted_s - usual_s if mine_s > most_s and mine_s - usual_s >= least_s else None
 
+    def crowd(self, record: Record, lasted_s: float) -> str:
+        """The API key that had most of the workers' time while this one waited, if it is another's."""
+        shares: dict[str, float] = defaultdict(float)
+        for name, first_s, last_s in self._spans:
+            shares[name] += max(0.0, min(last_s, record.at_s + lasted_s) - max(first_s, record.at_s))
+        name = max(shares, key=lambda each: shares[each], default=record.caller)
+        return name if name != record.caller and shares[name] > sum(shares.values()) / 2 else ""
+
 
 def verdict(record: Record, usual: Usual) -> Verdict | None:
     """What made the request slow, or made an attempt fail; None if no stage is out of line."""
@@ -219,4 +231,5 @@ def verdict(record: Record, usual: Usual) -> Verdict | None:
     first_s, first = late[0]
     if first.rule == "delay" and first_s >= worst_s / 2:
         return replace(first.verdict(first_s, record), stage=worst.stage)
-    return worst.verdict(worst_s, record)
+    found = worst.verdict(worst_s, record)
+    return replace(found, crowd=usual.crowd(record, worst_s)) if worst.rule in _WAITS else found

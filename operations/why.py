@@ -137,6 +137,7 @@ def _conclusion(found: Verdict | None) -> Iterator[str]:
         yield "  no stage is out of line"
         return
     where = f" on {found.worker}" if found.worker else ""
+    crowd = f", most of the time with requests of {found.crowd}" if found.crowd else ""
     longer = f"{_time(found.excess_s)} longer than usual"
-    yield f"  slow stage: {found.stage}{where}, {longer}: {found.cause}"
+    yield f"  slow stage: {found.stage}{where}, {longer}: {found.cause}{crowd}"
     yield f"  what would have helped: {found.help}"
