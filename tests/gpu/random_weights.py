@@ -66,7 +66,8 @@ def fill(name: str, tensor: torch.Tensor, generator: torch.Generator, hidden: in
         num_rows, num_in = (2 * intermediate, hidden) if kind[:3] == "w13" else (hidden, intermediate)
         tensor[:, :num_rows, : num_in // 32] = _EXPONENTS[kind]
     elif tensor.dtype == torch.uint8:
-        tensor.random_(0, 256, generator=generator)
+        for part in _parts(tensor):
+            part.random_(0, 256, generator=generator)
     elif not tensor.is_floating_point():
         return  # the expert map
     elif name.endswith(("bias", "sinks")):
@@ -75,9 +76,15 @@ def fill(name: str, tensor: torch.Tensor, generator: torch.Generator, hidden: in
         tensor.fill_(1)  # a norm
     else:
         (std,) = (std for part, std in _STD.items() if part in name)
-        tensor.normal_(0, std, generator=generator)
+        for part in _parts(tensor):
+            part.normal_(0, std, generator=generator)
         if "lm_head" in name and os.environ.get(ONLY):
             keep_rows(tensor, list(map(int, os.environ[ONLY].split(","))))
+
+
+def _parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Small ones: larger draws depend on the number of SMs, of which MPS may leave the process a part."""
+    return torch.split(tensor.view(-1), 2**18)
 
 
 def keep_rows(lm_head: torch.Tensor, tokens: list[int]) -> None:
