@@ -15,8 +15,9 @@ TOKENS = 32_000
 _WIDTH, _HEIGHT, _LEFT, _TOP, _RIGHT, _BOTTOM = 880, 420, 64, 52, 850, 356
 _NAMES = {
     "mps100-below": "MPS, decode's kernels first (the default)",
-    "mps80-below": "the same, prefill on 80 % of the SMs",
+    "mps80-below": "the same, prefill on 80 % of the SMs (wrong numbers)",
     "mps100-below@2048": "the same, prefill's steps of 2,048 tokens",
+    "mps100-below+32": "",  # decode's graphs for at most 32 tokens: beside the default
     "agg": "one aggregated worker",
     "vllm": "vllm serve",
 }

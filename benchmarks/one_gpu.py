@@ -72,7 +72,8 @@ def baton(folder: Path, way: str, port: int) -> Iterator[tuple[str, str, list[st
     """The launch script, ready: its URL, its command, and what it has printed so far."""
     arguments, more = command_of(way)
     variables = {"MODEL_PATH": str(folder), "SERVED_MODEL_NAME": servers.MODEL, "HTTP_PORT": str(port)}
-    variables |= {"PYTHON": sys.executable, "SKIP_DOCTOR": "1", "RESTART_WORKERS": "", **more}
+    variables |= {"PYTHON": sys.executable, "SKIP_DOCTOR": "1", "RESTART_WORKERS": ""}
+    variables |= {"MEASURE_ONLY": "1", **more}
     command = ["launch/gpt_oss_vllm.sh", *arguments]
     with servers.running(command, variables) as process:
         assert process.stdout is not None

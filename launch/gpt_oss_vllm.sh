@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # gpt-oss on vLLM: prefill on one GPU and decode on another, both roles on one, or one aggregated worker.
-#   launch/gpt_oss_vllm.sh [20b|120b] [--agg | --one-gpu [--prefill-sm-share 80]] [--dry-run]
+#   launch/gpt_oss_vllm.sh [20b|120b] [--agg | --one-gpu [--prefill-sm-share 100]] [--dry-run]
 # The default is 120b; an H200 holds either. --one-gpu: GPU $CUDA_VISIBLE_DEVICES, else 0 (deploy/README.md).
 # Override the variables below and those at the top of launch/trtllm.sh in the environment. A role's GPUs are divided
 # evenly among its workers. *FLAGS replace the default flags; *EXTRA_FLAGS are added after them.
@@ -17,11 +17,13 @@ while (($#)); do
             [[ ${2-} =~ ^([1-9][0-9]?|100)$ ]] || refuse "error: --prefill-sm-share ${2-}: must be 1 to 100, in percent of the GPU's SMs"
             sm_share=$2; shift ;;
         --dry-run) DRY_RUN=1 ;;
-        *) refuse "usage: launch/gpt_oss_vllm.sh [20b|120b] [--agg | --one-gpu [--prefill-sm-share 80]] [--dry-run]" ;;
+        *) refuse "usage: launch/gpt_oss_vllm.sh [20b|120b] [--agg | --one-gpu [--prefill-sm-share 100]] [--dry-run]" ;;
     esac
     shift
 done
 [[ -z $sm_share || -n $one_gpu ]] || refuse "error: --prefill-sm-share: needs --one-gpu"
+[[ ${sm_share:-100} == 100 || -n ${MEASURE_ONLY:-} ]] ||
+    refuse "error: --prefill-sm-share $sm_share: with a part of the SMs an H200 computed wrong numbers (docs/gpu-runs.md#one-gpu); MEASURE_ONLY=1 starts it all the same"
 [[ -z $one_gpu || -z $agg ]] || refuse "error: --one-gpu and --agg: give one of them"
 
 configs=engine_configs/vllm/gpt-oss-$size

@@ -13,6 +13,8 @@ _PUBLISHED_BYTES = {24: 13_761_300_000, 36: 65_248_815_744}
 # Of one role on a shared GPU; the 20b took 1.7 % more than its files, and 3.3 to 3.9 GiB to work in (H100).
 _PADDED = 1.03
 _ROLE_BYTES = 4 * GIB
+# While vLLM converts experts, by the weights: a role of the 120b was seen with 78 GiB for 61.4 (H200).
+_CONVERTED = 0.28
 _SPARE_BYTES = 1 * GIB
 
 
@@ -26,13 +28,15 @@ def halves(facts: Facts, gpu: Gpu) -> dict[str, float]:
         raise ValueError(f"{model.path} has no weights, and is not gpt-oss")
     draft_bytes = max((worker.draft_bytes for worker in facts.workers), default=0)
     role_bytes = _ROLE_BYTES + int(draft_bytes * _PADDED)
-    needed_bytes, free_bytes = 2 * (weight_bytes + role_bytes) + _SPARE_BYTES, gpu.free_bytes
-    kv_bytes = (free_bytes - needed_bytes) // 2
-    if kv_bytes <= 0:
-        parts = (weight_bytes, role_bytes, _SPARE_BYTES, needed_bytes, free_bytes)
-        weights, role, spare, needed, free = (f"{num_bytes / GIB:.1f} GiB" for num_bytes in parts)
+    free_bytes = gpu.free_bytes
+    kv_bytes = (free_bytes - _SPARE_BYTES) // 2 - weight_bytes - role_bytes
+    work_bytes = max(role_bytes, int(weight_bytes * _CONVERTED))
+    needed_bytes = 2 * (weight_bytes + work_bytes) + _SPARE_BYTES
+    if needed_bytes >= free_bytes:
+        parts = (weight_bytes, work_bytes, _SPARE_BYTES, needed_bytes, free_bytes)
+        weights, work, spare, needed, free = (f"{num_bytes / GIB:.1f} GiB" for num_bytes in parts)
         raise ValueError(
-            f"2 x ({weights} of weights + {role} of working memory) + {spare} = {needed}, "
+            f"2 x ({weights} of weights + {work} of working memory) + {spare} = {needed}, "
             f"but {free} of GPU {gpu.index} ({gpu.name}) are free"
         )
     share = (weight_bytes + role_bytes + kv_bytes) / gpu.total_bytes

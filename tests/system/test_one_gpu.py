@@ -41,7 +41,7 @@ def lines_of(folder: Path, *flags: str, num_gpus: int = 1, mps: str | None = "",
 
 def test_both_roles_get_half_of_what_the_weights_leave_and_prefill_a_share_of_the_sms(tmp_path: Path) -> None:
     override = '--override-engine-args {"max_num_seqs":16}'
-    lines = lines_of(tmp_path, "--prefill-sm-share", "70", PREFILL_EXTRA_FLAGS=override)
+    lines = lines_of(tmp_path, "--prefill-sm-share", "70", MEASURE_ONLY="1", PREFILL_EXTRA_FLAGS=override)
 
     prefill, decode = (shlex.split(line) for line in lines if " -m workers " in line)
     assert prefill[:3] == [
@@ -81,6 +81,7 @@ def test_a_dry_run_without_mps_is_still_a_script(tmp_path: Path) -> None:
         ("--one-gpu --prefill-sm-share 101", "--prefill-sm-share 101: must be 1 to 100"),
         ("--one-gpu --prefill-sm-share", "--prefill-sm-share : must be 1 to 100"),
         ("--prefill-sm-share 60", "--prefill-sm-share: needs --one-gpu"),
+        ("--one-gpu --prefill-sm-share 80", "--prefill-sm-share 80: with a part of the SMs"),
         ("--one-gpu --agg", "--one-gpu and --agg: give one of them"),
     ],
 )
@@ -93,7 +94,7 @@ def test_a_wrong_share_is_one_sentence(run: Run, arguments: str, says: str) -> N
     ("shape", "total_gib", "says"),
     [
         (SHAPE_20B, 24, "= 35.4 GiB, but 23.5 GiB of GPU 0"),
-        (SHAPE_120B, 80, "= 134.2 GiB, but 79.5 GiB of GPU 0"),
+        (SHAPE_120B, 139.8, "+ 17.5 GiB of working memory) + 1.0 GiB = 161.2 GiB, but 139.3 GiB of GPU 0"),
     ],
 )
 def test_a_gpu_too_small_for_two_copies_is_a_sum_before_anything_loads(
