@@ -39,7 +39,7 @@ from frontend.responses.items import (
 )
 from frontend.responses.output import EventWriter, ResponseAnswer, ResponseError, initial_response
 from frontend.responses.runs import ResponseState
-from frontend.responses.store import RUNNING, ResponseStore, StoredResponse
+from frontend.responses.store import MAX_CHAIN_BYTES, RUNNING, ResponseStore, StoredResponse
 from frontend.text.tokenizer import ContextTooLong
 from frontend.turn.fields import NEAREST_EFFORT, answer_format, required
 from frontend.turn.ids import vary
@@ -75,7 +75,7 @@ async def ask_response(
     earlier = [] if previous_id is None else await history(previous_id, state, client.key_name)
     # A short body may continue a long conversation, or refer to long items.
     recalls = bool(earlier) or any(isinstance(item, Reference) for item in reader.items.values())
-    num_bytes = len(raw) + (LONG_BYTES if recalls else 0)
+    num_bytes = len(raw) + (MAX_CHAIN_BYTES if recalls else 0)
     making = partial(turn_request, body, earlier, items, num_bytes)
     offered, request = await asyncio.to_thread(making) if num_bytes > LONG_BYTES else making()
     ignored = [*unknown, *sorted(reader.left_out), *dict.fromkeys(offered.left_out)]

@@ -3,6 +3,7 @@
 import asyncio
 import re
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -34,9 +35,9 @@ class CallChoice(msgspec.Struct, frozen=True, kw_only=True):
 class TurnRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One request for `num_choices` answers to each prompt, which the field at `path` contains. Raw prompts
     are not rendered and their answers not parsed: texts, with control tokens spelled out, or token ids;
-    `shows_special` spells out those of the answers, too. `num_bytes` is the approximate size of the text to
-    render and tokenise. The answer ends where the context does, and before a string of `stop` or call number
-    `max_calls` + 1. The constructor sets `form`, and raises as `demanded` does."""
+    `shows_special` spells out those of the answers, too. `num_bytes` is about the most that the text to
+    render and tokenise may have. The answer ends where the context does, and before a string of `stop` or
+    call number `max_calls` + 1. The constructor sets `form`, and raises as `demanded` does."""
 
     fields: CommonFields
     prompt: Conversation | tuple[str | list[int], ...]
@@ -322,6 +323,26 @@ def _max_tokens(request: TurnRequest, served: ServedModel, num_prompt_tokens: in
     return limit
 
 
+_counting = asyncio.Lock()
+"""Held for a prompt that is tokenised although the workers may be full: one at a time."""
+
+
+async def _prompts(
+    request: TurnRequest, owner: str, served: ServedModel, thoughts: Thoughts, check: Callable[[], None]
+) -> tuple[list[Prompt], int]:
+    """The prompts, and how many tokens an answer may have. A client whose prompt is too long should not try
+    again, so `check` comes after the tokens of one that may be."""
+    counts_first = request.num_bytes > served.context_length and not _counting.locked()
+    if not counts_first:
+        check()
+    async with _counting if counts_first else nullcontext():
+        prompts = await encode(request, owner, served, thoughts)
+    max_tokens = _max_tokens(request, served, max(len(prompt.token_ids) for prompt in prompts))
+    if counts_first:
+        check()
+    return prompts, max_tokens
+
+
 async def prepare(
     request: TurnRequest,
     client: Client,
@@ -332,15 +353,15 @@ async def prepare(
     max_choices: int,
 ) -> list[Choice]:
     """The choices, prompt by prompt, ready to be generated; `thoughts` keeps their answers. Raises a
-    BatonError for requests that cannot be served; `check_load` (`Generator.check`) before work is spent."""
+    BatonError for requests that cannot be served, that of `check_load` (`Generator.check`) as the last."""
     fields, num = request.fields, request.num_choices or 1
     total = num * (1 if isinstance(request.prompt, Conversation) else len(request.prompt))
     if total > max_choices:
         raise InvalidRequest.at("n", f"makes {total} choices; at most {max_choices} are allowed.")
     caller = client.caller(fields.safety_identifier or fields.user)
-    check_load(served.name, caller, client.deadline_s)
-    prompts = await encode(request, client.owner, served, thoughts)
-    sampling = sampling_of(request, served, max(len(prompt.token_ids) for prompt in prompts))
+    sampling = sampling_of(request, served, 0)
+    check = partial(check_load, served.name, caller, client.deadline_s)
+    prompts, max_tokens = await _prompts(request, client.owner, served, thoughts, check)
     keep = partial(_keep, thoughts, client.owner, prompts[0].current_date)
     # No key learns what another's prompts have in common with its own. Names of keys have no slash.
     is_own = client.key_name and not client.shares_cache
@@ -352,7 +373,7 @@ async def prepare(
             model=served.name,
             token_ids=prompts[i // num].token_ids,
             num_opening_tokens=prompts[i // num].num_opening_tokens,
-            sampling=replace(sampling, choice=i % num, guided=request.form),
+            sampling=replace(sampling, choice=i % num, guided=request.form, max_tokens=max_tokens),
             deadline_s=client.deadline_s,
             priority=fields.priority or 0,
             cache_salt=salt,

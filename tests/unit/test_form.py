@@ -9,7 +9,7 @@ from baton.errors import InvalidRequest, Overloaded
 from baton.messages import GenerateRequest, Guided, MessageForm
 from frontend.harmony.conversation import AnswerFormat, Tool
 from frontend.turn.request import MAX_SCHEMA_BYTES, guided
-from tests.scripted_frontend import BODIES, MODEL, Client, Reply, ScriptedTokens
+from tests.scripted_frontend import BODIES, CONTEXT_LENGTH, MODEL, Client, Reply, ScriptedTokens
 
 Json = dict[str, Any]
 
@@ -196,12 +196,17 @@ def test_a_schema_that_json_cannot_encode_is_refused_by_its_field(num_nested: in
     assert refused.value.param == "response_format"
 
 
-async def test_a_contradiction_is_refused_although_the_workers_are_full() -> None:
+async def test_what_can_never_be_served_is_refused_although_the_workers_are_full() -> None:
     client = Client(ScriptedTokens("", refuses_with=Overloaded("Full.")))
-    statuses = [
-        (await client.chat(guided_regex="a", **more)).status for more in ({}, {"guided_choice": ["b"]})
+    long = {"messages": [{"role": "user", "content": "x" * CONTEXT_LENGTH}]}
+    never: list[Json] = [
+        {"guided_choice": ["b"]},
+        {"min_tokens": 9, "max_tokens": 8},
+        {"stop_token_ids": [10**6]},
+        long,
     ]
-    assert statuses == [429, 400]
+    statuses = [(await client.chat(guided_regex="a", **more)).status for more in ({}, *never)]
+    assert statuses == [429, 400, 400, 400, 400]
 
 
 FORMS = [

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from baton.errors import Overloaded
 from frontend.http.body import LONG_BYTES, read
 from frontend.responses import create
 from frontend.text.tokenizer import COUNTED_CONTEXTS, ServedModel
@@ -109,3 +110,31 @@ async def test_a_prompt_longer_than_the_context_is_counted_and_one_longer_than_t
     reply = await client.post(path, {"model": MODEL, "input": "x" * most})
     assert (reply.error["code"], reply.error["param"]) == ("context_length_exceeded", "input")
     assert f"`input` has more than {most} tokens" in reply.error["message"]
+
+
+class SlowFleet(ScriptedFleet):
+    """Tokenises no prompt until `go_on`."""
+
+    def __init__(self) -> None:
+        super().__init__(context_length=2 * LONG_BYTES)
+        self.go_on = threading.Event()
+
+    def served(self, model: str) -> ServedModel:
+        def encode_segments(*given: Any) -> Any:
+            self.go_on.wait()
+            return TOKENIZER.encode_segments(*given)
+
+        tokenizer = copy.copy(TOKENIZER)
+        tokenizer.encode_segments = encode_segments  # type: ignore[assignment,method-assign]
+        return msgspec.structs.replace(super().served(model), tokenizer=tokenizer)
+
+
+async def test_full_workers_let_one_long_prompt_be_counted_at_a_time() -> None:
+    fleet = SlowFleet()
+    client = Client(ScriptedTokens(refuses_with=Overloaded("full")), fleet)
+    long = [{"role": "user", "content": "x" * 3 * LONG_BYTES}]
+    asked = [asyncio.create_task(client.chat(messages=long)) for _ in range(3)]
+    while sum(each.done() for each in asked) < 2:
+        await asyncio.sleep(0)
+    fleet.go_on.set()
+    assert sorted([(await each).status for each in asked]) == [400, 429, 429]
