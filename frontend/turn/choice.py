@@ -14,8 +14,8 @@ from baton.messages import GenerateRequest, TokenChunk, TokenLogprob
 from frontend.harmony.conversation import Begin, Delta, End, Text, Tool, WrittenMessage
 from frontend.harmony.parse import HarmonyParser, ReadMessage, new_decoder
 from frontend.text.tokenizer import ModelTokenizer
-from frontend.turn.ids import new_id
-from frontend.turn.thoughts import written_messages
+from frontend.turn.ids import new_call_id
+from frontend.turn.thoughts import PARAGRAPH, written_messages
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 
@@ -249,10 +249,11 @@ class Choice:
                     tool = self.tools.get(name)
                     is_plain = tool is None or not tool.takes_text or tool.grammar is not None
                     self._thinks, self._held = False, None if is_plain else []
-                    self.call_ids.append(new_id("call"))
+                    self.call_ids.append(new_call_id(self.call_ids))
                     delta = replace(delta, call_id=self.call_ids[-1])  # noqa: PLW2901  the one with an id
                 case Begin(kind):
                     self._thinks, self._held = kind == "thought", None
+                    self._thought += [PARAGRAPH] if self._thinks and self._thought else []
                 case End() if self._held:
                     noted.append(_unwrapped(self._held))
             noted.append(delta)

@@ -1,5 +1,6 @@
 """Keeps reasoning and calls as the model wrote them, for later prompts: clients rarely send them back."""
 
+import math
 import threading
 import time
 from array import array
@@ -20,6 +21,7 @@ from frontend.harmony.conversation import (
 )
 from frontend.harmony.parse import ReadMessage
 from frontend.text.tokenizer import ModelTokenizer, SpecialToken
+from frontend.turn.ids import answer_of
 
 # Separates two Harmony messages of one kind, such as a preamble and the answer.
 PARAGRAPH = "\n\n"
@@ -36,7 +38,7 @@ class Kept(msgspec.Struct, frozen=True, array_like=True, tag=0):
 
     def text_of(self, kind: Kind) -> str:
         """The text of all messages of a kind, as the chat API joins it."""
-        return PARAGRAPH.join(message.text for message in self.messages if message.kind == kind)
+        return paragraphs(message.text for message in self.messages if message.kind == kind) or ""
 
     @property
     def num_bytes(self) -> int:
@@ -81,7 +83,7 @@ def _is_same_call(call: ToolCall, written: WrittenMessage) -> bool:
     if call.called != written.call or call.arguments == written.text:
         return call.called == written.call
     try:
-        value = msgspec.json.decode(written.text)
+        value = msgspec.json.decode(written.text or "{}")
         if call.takes_text:
             return bool(value == {"input": call.arguments})
         # As text: to Python, 1, 1.0 and true are equal.
@@ -127,12 +129,10 @@ class Thoughts:
                 self._drop(next(iter(self._by_id)))
 
     def recall(self, owner: str, call_id: str) -> Kept | None:
-        """The answer whose first call has that id, if it is kept."""
-        key = (owner, call_id)
+        """The answer with that call, if it is kept."""
+        key = owner, answer_of(call_id)
         with self._lock:
-            value, since_s = self._by_id.get(key, (None, 0.0))
-            if value is None:
-                return None
+            value, since_s = self._by_id.get(key, (None, -math.inf))
             if time.monotonic() - since_s > MAX_AGE_S:
                 self._drop(key)
                 return None
@@ -141,10 +141,10 @@ class Thoughts:
 
     def resumed(self, owner: str, conversation: Conversation, today: str) -> Conversation:
         """The conversation with the original tokens of answers with calls that came back unchanged, and the
-        missing reasoning of others. It keeps the date on which it began, so that midnight does not change its
-        prompt: that of its last answer with calls if this is known here, else `today`."""
+        missing reasoning of others, once. It keeps the date on which it began, so that midnight does not
+        change its prompt: that of its last answer with calls if this is known here, else `today`."""
         turns: list[Turn] = []
-        date = None
+        date, shown = None, set()  # ids of answers
         for turn in conversation.turns:
             if isinstance(turn, AssistantTurn) and turn.tool_calls:
                 found = (self.recall(owner, call.call_id) for call in turn.tool_calls)
@@ -152,8 +152,9 @@ class Thoughts:
                 if known is not None and known.matches(turn):
                     date = known.current_date
                     turn = replace(turn, written=known.messages)  # noqa: PLW2901  the completed one
-                elif known is not None and not turn.reasoning:
+                elif known is not None and not turn.reasoning and known.call_id not in shown:
                     turn = replace(turn, reasoning=known.text_of("thought"))  # noqa: PLW2901  as above
+                shown.add(known and known.call_id)
             turns.append(turn)
         return replace(conversation, turns=tuple(turns), current_date=date or today)
 

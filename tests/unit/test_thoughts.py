@@ -65,7 +65,7 @@ def now(*call_ids: str, **fields: Any) -> AssistantTurn:
         ("{}", now(reasoning=""), True),
         ("{}", now(reasoning="One.\n\nTwo."), True),
         ("{}", now(reasoning="One."), False),
-        ("{}", called("a"), False),
+        ("", now(), True),
         ("{}", now(text="More."), False),
         ("{}", now(name="g"), False),
         ("{}", now("a", "a"), False),
@@ -86,7 +86,7 @@ def test_a_turn_is_the_answer_if_its_content_is_the_same(
     written: str, turn: AssistantTurn, is_same: bool
 ) -> None:
     kinds: list[tuple[Kind, str]] = [("thought", "One."), ("thought", "Two."), ("text", "Now.")]
-    answer = Kept("", "a", tuple(message(*each) for each in [*kinds, ("call", written)]))
+    answer = Kept("", "a", tuple(message(*each) for each in [*kinds, ("text", ""), ("call", written)]))
     assert answer.matches(turn) is is_same
 
 
@@ -136,11 +136,10 @@ def test_an_entry_is_shared_once_unless_it_is_too_large_to_keep(monkeypatch: pyt
 @pytest.mark.parametrize(
     ("turns", "restored"),
     [
-        ([HI, called("a"), ToolResult(call_id="a", text="ok")], ["Think."]),
-        ([called("a", reasoning="")], ["Think."]),
+        ([HI, called("a"), ToolResult(call_id="a", text="ok"), called("b")], ["Think.", None]),
         ([called("b", "a")], ["Think."]),  # in another order
-        ([called("a", reasoning="Other.")], ["Other."]),
-        ([called("a"), ToolResult(call_id="a", text="ok"), called("b")], ["Think.", None]),  # of one answer
+        ([called("a-2", reasoning=""), called("a-1")], ["Think.", None]),  # without the answer's first call
+        ([called("a", reasoning="Other."), called("a-1")], ["Other.", None]),
     ],
 )
 def test_a_call_without_its_reasoning_gets_it(turns: list[Turn], restored: list[str | None]) -> None:

@@ -54,6 +54,7 @@ CALLS = [
     NOW + THINK + NOW + " to=functions.f<|channel|>commentary<|message|>{}<|call|>",
 ]
 CUT = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a'
+REPAIRED = "<|channel|>commentary functions.f<|message|>{}<|call|>"  # no `to=`
 BOB = {"authorization": "Bearer bob"}
 
 
@@ -103,7 +104,7 @@ def chat_round(answer: Json) -> Json:
 
 def without_reasoning(answer: Json) -> Json:
     message = answer["choices"][0]["message"]
-    del message["reasoning"], message["reasoning_content"]
+    del message["reasoning"], message["reasoning_content"], message["tool_calls"][:-1]
     return chat_round(answer)
 
 
@@ -154,14 +155,14 @@ async def test_a_response_that_continues_another_is_counted_with_its_history() -
         assert counted == (await post(client, RESPONSES, body)).json["usage"]["input_tokens"]
 
 
-@pytest.mark.parametrize("tokens_per_chunk", [1, 1000])
-async def test_an_answer_that_was_repaired_is_rendered_with_its_thoughts(tokens_per_chunk: int) -> None:
-    answer = f"{THINK}<|channel|>commentary functions.f<|message|>{{}}<|call|>"  # no `to=`
-    client = Client(ScriptedTokens(answer, tokens_per_chunk=tokens_per_chunk))
+@pytest.mark.parametrize("calls", [REPAIRED, CALLS[0] + START + CALLS[1]])
+async def test_the_last_call_of_an_answer_that_changed_is_rendered_with_its_thoughts(calls: str) -> None:
+    client = Client(ScriptedTokens(THINK * 2 + calls))
     body = {"messages": [HI], "tools": [F]}
     await post(client, CHAT, body | without_reasoning((await post(client, CHAT, body)).json))
     assert not grown(client)
-    assert THINK in TOKENIZER.decode(client.tokens.requests[1].token_ids, shows_special=True)
+    prompt = TOKENIZER.decode(client.tokens.requests[1].token_ids, shows_special=True)
+    assert "<|channel|>analysis<|message|>Think.\n\nThink.<|end|>" in prompt
 
 
 TEXTS = st.text(min_size=1, max_size=12).filter(lambda text: text.encode(errors="replace").decode() == text)
