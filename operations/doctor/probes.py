@@ -133,6 +133,7 @@ def planned(
 def _draft_bytes(given: Mapping[str, object]) -> int:
     """The weights of the draft model in these settings."""
     for guessing in (TRTLLM_GUESSING, GUESSING):
-        if isinstance(path := given.get(f"{guessing.names[0]}.{guessing.model}"), str):
-            return probe_model(Path(path)).weight_bytes
+        for model in guessing.models:
+            if isinstance(path := given.get(f"{guessing.names[0]}.{model}"), str):
+                return probe_model(Path(path)).weight_bytes
     return 0

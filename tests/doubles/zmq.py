@@ -4,7 +4,7 @@ import socket
 from typing import Any
 from urllib.parse import urlsplit
 
-REQ, LINGER, RCVTIMEO = 3, 17, 27
+REQ, LINGER, RCVTIMEO, IPV6 = 3, 17, 27, 42
 
 
 class ZMQError(Exception):
@@ -52,6 +52,7 @@ class Socket:
 
     def connect(self, address: str) -> None:
         """Connect to tcp://host:port."""
+        assert self._options.get(IPV6) == 1, "it would not reach a host by its IPv6 address"
         parts: Any = urlsplit(address)
         try:
             self._peer = socket.create_connection((parts.hostname, parts.port), timeout=60)

@@ -19,14 +19,8 @@ def write_dummy_model(folder: Path, size: str) -> Path:
     shutil.copy(vocabulary / "tokenizer.json", folder)
     _write(folder / "config.json", _config(*_LAYERS_AND_EXPERTS[size]))
     _write(folder / "generation_config.json", {"eos_token_id": [200002, 199999, 200012]})
-    _write(
-        folder / "tokenizer_config.json",
-        {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "eos_token": "<|return|>",
-            "pad_token": "<|endoftext|>",
-        },
-    )
+    tokens = {"eos_token": "<|return|>", "pad_token": "<|endoftext|>"}
+    _write(folder / "tokenizer_config.json", tokens | {"tokenizer_class": "PreTrainedTokenizerFast"})
     return folder
 
 

@@ -28,12 +28,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 READY_S = 240.0
 ENGINE = VLLM | {"enforce_eager": True, "max_num_batched_tokens": 256, "max_num_seqs": 16}
 LONG = {"type": "array", "items": {"enum": [7, 42, 365]}, "minItems": 100, "maxItems": 100}
-SAMPLING: list[Json] = [
-    {"temperature": 0},
-    {"temperature": 0},
-    {"temperature": 1, "seed": 5},
-    {"temperature": 1, "seed": 6},
-]
+SAMPLING: list[Json] = [{"temperature": 0}] * 2 + [{"temperature": 1, "seed": seed} for seed in (5, 6)]
 
 
 Stage = Callable[[str], None]

@@ -166,8 +166,7 @@ def test_a_killed_prefill_worker_loses_no_request(scene: Scene) -> None:
         "requests": len(asked), "answered": len(asked) - len(errors), "errors": errors,
         "gpu_processes_gone_after_s": killed_s, "slowest_s": round(max(a.total_s for a in answers), 1),
     }  # fmt: skip
-    assert set(errors) <= NAMED
-    assert len(errors) <= len(asked) // 10
+    assert not errors
     scene.stack.wait_ready(0, 1, 30)
     scene.stack.wait_idle(60)
 
@@ -279,7 +278,8 @@ def _kill_under_load(
 
 
 def _same(left: list[Answer], right: list[Answer]) -> dict[str, int]:
-    """The numbers of equal answers and of equal first tokens."""
+    """The numbers of equal answers and of equal first tokens. No tokens at all are no answer."""
+    assert not any(answer.error for answer in (*left, *right))
     return {
         "answers": sum(a.tokens == b.tokens for a, b in zip(left, right, strict=True)),
         "first_tokens": sum(a.tokens[:1] == b.tokens[:1] for a, b in zip(left, right, strict=True)),

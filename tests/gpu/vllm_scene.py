@@ -58,13 +58,8 @@ class Scene:
 def gpus() -> list[str]:
     """Names of the visible GPUs (CUDA_VISIBLE_DEVICES, if set)."""
     asked = ["-i", VISIBLE] if VISIBLE else []
-    listed = subprocess.run(
-        ["nvidia-smi", *asked, "--query-gpu=name", "--format=csv,noheader"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return listed.stdout.split("\n")[:-1]
+    command = ["nvidia-smi", *asked, "--query-gpu=name", "--format=csv,noheader"]
+    return subprocess.check_output(command, text=True).splitlines()
 
 
 def devices(first: int, num: int) -> str:

@@ -97,6 +97,15 @@ def test_an_engine_that_moves_kv_without_tls_says_so(
     assert ("trtllm moves KV itself, without the TLS of BATON_PEER_CERT" in caplog.text) == is_told
 
 
+@pytest.mark.parametrize(("share", "is_warned"), [("60", True), ("100", False)])
+def test_an_engine_on_a_part_of_the_sms_warns_of_wrong_numbers(
+    share: str, is_warned: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", share)
+    built("--engine", "vllm")
+    assert (f"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE={share}: " in caplog.text) == is_warned
+
+
 def chosen(line: str, installed: set[str]) -> str | None:
     parsed = read(WorkerSettings, shlex.split(line))
     complete = with_engine(parsed, installed.__contains__)

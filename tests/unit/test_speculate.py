@@ -43,6 +43,7 @@ def test_vllm_looks_up_with_its_first_runner_only(mode: Any, monkeypatch: pytest
 
 
 EAGLE3 = {"decoding_type": "Eagle3", "speculative_model": "h", "max_draft_len": 3}
+EAGLE3_DIR = {"decoding_type": "Eagle3", "speculative_model_dir": "h", "max_draft_len": 3}
 VLLM_EAGLE3 = {"method": "eagle3", "model": "h", "num_speculative_tokens": 3}
 
 
@@ -50,9 +51,10 @@ VLLM_EAGLE3 = {"method": "eagle3", "model": "h", "num_speculative_tokens": 3}
     ("load", "args", "guessing", "head"),
     [
         (TRTLLM_RULES.load, TorchLlmArgs, TRTLLM, EAGLE3),
+        (TRTLLM_RULES.load, TorchLlmArgs, TRTLLM, EAGLE3_DIR),
         (VLLM_RULES.load, AsyncEngineArgs, VLLM, VLLM_EAGLE3),
     ],
-    ids=["trtllm", "vllm"],
+    ids=["trtllm", "trtllm-alias", "vllm"],
 )
 def test_both_roles_may_have_a_head_and_an_aggregated_worker_any_method(
     load: Any, args: Any, guessing: Guessing, head: dict[str, object]

@@ -152,6 +152,8 @@ def test_a_read_fails_if_prefill_ends_before_it_is_done(prefill: subprocess.Pope
     prefill.wait()
     assert decode.get_finished()[1] == set()  # the copy still writes into the blocks
     decode.regions.copies[0].done = True
+    other: Any = SimpleNamespace()  # a worker whose KV is read all the time
+    decode._reads["other"] = connector._Read(other, Copied([], []), b"")  # noqa: SLF001  the worker's own
     assert decode.get_finished()[1] == {"one"}
     assert decode.failed == ["one"]
     assert decode.notices == []

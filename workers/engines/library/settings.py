@@ -46,25 +46,26 @@ _DEFAULT_QUEUE_SIZE = 256
 class Guessing:
     """One library's settings for guessed tokens. `names`: its keys, of which the first takes a mapping;
     `lookup`: that mapping for `--speculate lookup`. `methods`: those of a head, a draft model whose KV is
-    handed over; `method`, `model` and `num_tokens`: the mapping's keys that both sides must agree on."""
+    handed over; `method`, `models` (equal names) and `num_tokens`: the keys that both sides must agree on."""
 
     names: tuple[str, ...]
     lookup: Mapping[str, object]
     methods: tuple[str, ...]
     method: str
-    model: str
+    models: tuple[str, ...]
     num_tokens: str
 
     def draft(self, given: Given) -> str:
         """The method, head and number of tokens, for `KvLayout.draft`. Raises SettingsError if the head is
         not here."""
         config = mapping_of(given, self.names[0])
-        if not config.get(self.model):
+        name = next(filter(config.get, self.models), None)
+        if name is None:
             return NO_DRAFT
         try:
-            folder = model_folder(Path(str(config[self.model])))
+            folder = model_folder(Path(str(config[name])))
         except ValueError as error:
-            raise SettingsError(f"{self.names[0]}.{self.model}: {error}") from error
+            raise SettingsError(f"{self.names[0]}.{name}: {error}") from error
         return f"{config.get(self.method)} {fingerprint(folder) or folder.name} {config.get(self.num_tokens)}"
 
 
@@ -110,7 +111,8 @@ class Rules:
 
 
 def check_speculation(given: Given, mode: DisaggregationMode) -> None:
-    """Raise SettingsError if a prefill worker is to guess tokens."""
+    """Raise SettingsError for an unknown way to guess tokens, and if a prefill worker is to guess some."""
+    check(given, SPECULATE, Speculate)
     if mode == "prefill":
         why = "a prefill worker generates one token; set it on the decode workers only"
         refuse(given, (SPECULATE,), why)
@@ -120,6 +122,7 @@ def complete_speculation(given: Given, mode: DisaggregationMode, guessing: Guess
     """Set the library's mapping if the next tokens are to be looked up. Raises SettingsError if the user has
     set one of its keys then, or without it what a worker that hands KV over cannot do."""
     name, *others = guessing.names
+    check(given, name, dict[str, object])
     if value_of(given, SPECULATE) is not None:
         refuse(given, guessing.names, _SET_BY_SPECULATE)
         put(given, name, dict(guessing.lookup), BATON)

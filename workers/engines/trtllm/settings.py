@@ -25,7 +25,7 @@ GUESSING = Guessing(
     lookup={"decoding_type": "SA", "max_draft_len": 4, "max_concurrency": 16},
     methods=("Eagle3", "Eagle"),  # one and the same for its PyTorch backend
     method="decoding_type",
-    model="speculative_model",
+    models=("speculative_model", "speculative_model_dir"),
     num_tokens="max_draft_len",
 )
 # What `auto` resolves to for gpt-oss; explicit, so that the two sides of a pair can be compared.

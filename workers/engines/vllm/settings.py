@@ -32,7 +32,7 @@ GUESSING = Guessing(
     lookup={"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 2, "prompt_lookup_max": 8},
     methods=("eagle3",),
     method="method",
-    model="model",
+    models=("model",),
     num_tokens="num_speculative_tokens",
 )
 _NO_LOOKUP = (
@@ -96,6 +96,7 @@ _COUNTS = (
 )  # fmt: skip
 VLLM_RULES = Rules(
     names=NAMES,
-    kinds=dict.fromkeys(_COUNTS, AtLeastOne) | {"gpu_memory_utilization": Share},
+    kinds=dict.fromkeys(_COUNTS, AtLeastOne)  # clients may ask for 20 log probabilities
+    | {"gpu_memory_utilization": Share, "max_logprobs": Annotated[int, msgspec.Meta(ge=20)]},
     complete=_complete,
 )

@@ -162,10 +162,9 @@ class PeerWorker(NixlPullConnectorWorker):  # type: ignore[misc]  # as above
                     done.add(request_id)
                 else:
                     self._handle_failed_transfer(request_id, None)
-        if self._reads:
-            return done
         for key, peer in list(self._peers.items()):
-            if not peer.memory.is_alive():  # unmapped, as its successor needs the memory
+            is_read = any(read.peer is peer for read in self._reads.values())
+            if not is_read and not peer.memory.is_alive():  # unmapped, as its successor needs the memory
                 self._peers.pop(key).memory.close()
         return done
 
@@ -226,6 +225,7 @@ def offered_memory(host: str, port: int, key: Any) -> Exported | None:
     with zmq.Context() as context, context.socket(zmq.REQ) as socket:
         socket.setsockopt(zmq.RCVTIMEO, _ANSWER_MS)
         socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.IPV6, 1)  # too
         socket.connect(f"tcp://{host}:{port}")
         socket.send(msgspec.msgpack.encode((GET_META_MSG, *(key if isinstance(key, tuple) else (key,)))))
         try:
