@@ -202,7 +202,7 @@ class Connection(HttpToolsProtocol):
         self.cycle.keep_alive = False
         body = SimpleNamespace(on_body=self.on_body, on_message_complete=self.on_message_complete)
         self.parser = httptools.HttpRequestParser(body)
-        framing = [name + b": " + value + b"\r\n" for name, value in self.headers if name in _FRAMING]
+        framing = [b"%b: %b\r\n" % header for header in self.scope["headers"] if header[0] in _FRAMING]
         self.data_received(b"POST / HTTP/1.1\r\n" + b"".join(framing) + b"\r\n" + rest)
 
     def on_message_begin(self) -> None:
@@ -222,6 +222,7 @@ class Connection(HttpToolsProtocol):
             self.cycle.keep_alive = False
         self._reading = _Reading.BODY
         self._num_odd_bytes = 0
+        self.headers = []  # of trailers, which must not change what the request is
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._running = cycle

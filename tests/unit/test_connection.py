@@ -58,6 +58,7 @@ class Scene:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.num_requests += 1
+        self.headers = scope["headers"]
         await self.may_begin.wait()
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"1")]})
         await self.may_end.wait()
@@ -132,3 +133,11 @@ async def test_what_comes_after_a_refused_head_is_not_read() -> None:
     for _ in range(20):
         await asyncio.sleep(0)  # turns for what must not happen
     assert (scene.num_requests, scene.statuses, scene.pipe.has_ended) == (0, [b"431"], True)
+
+
+async def test_trailers_are_no_headers() -> None:
+    scene = connected(
+        b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n0\r\nx-api-key: of another\r\n\r\n"
+    )
+    await scene.answered()
+    assert scene.headers == [(b"transfer-encoding", b"chunked")]
