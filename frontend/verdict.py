@@ -54,6 +54,9 @@ _RULES: Mapping[str, Rule] = {
 """By stage; `gap`: the longest time between two tokens; `answer`: a worker had not answered when the request
 ended; `delay`, `still`: an event loop stood still; `busy`: for want of a CPU. And by an attempt's code."""
 _WAITS = {name for name, rule in _RULES.items() if rule.group == "wait"}
+_FULL = _WAITS & STAGES.keys()
+_BEFORE = {"read", "render", *_FULL}
+"""Stages in which no worker works for the request."""
 _OTHER = Rule("{worker} failed ({code})", _LOG)
 
 
@@ -182,7 +185,10 @@ class Usual:
         found: dict[str, dict[str, list[tuple[int, float]]]] = defaultdict(lambda: defaultdict(list))
         self._spans = []
         for record in recent:
-            self._spans.append((record.caller, record.at_s, record.at_s + (record.duration_s or 0)))
+            if record.first_token_s is not None:  # else it did no more than wait, as far as is known
+                waited_s = sum(lasted_s for stage, lasted_s in record.spent().items() if stage in _BEFORE)
+                ended_s = record.at_s + (record.duration_s or 0)
+                self._spans.append((record.caller, len(record.legs), record.at_s + waited_s, ended_s))
             if 0 < record.status < 400 and len(record.attempts) == len(record.legs) > 0:
                 for part in _parts(record):
                     size = _size(_RULES[part.rule], record)
@@ -212,10 +218,12 @@ class Usual:
         return part.lasted_s - usual_s if mine_s > most_s and mine_s - usual_s >= least_s else None
 
     def crowd(self, record: Record, lasted_s: float) -> str:
-        """The API key that had most of the workers' time while this one waited, if it is another's."""
+        """The API key that had most of the workers' time while this one waited, and in the second before, if
+        it is another's."""
         shares: dict[str, float] = defaultdict(float)
-        for name, first_s, last_s in self._spans:
-            shares[name] += max(0.0, min(last_s, record.at_s + lasted_s) - max(first_s, record.at_s))
+        for name, num, first_s, last_s in self._spans:
+            begun_s = max(first_s, record.at_s - 1.0)
+            shares[name] += num * max(0.0, min(last_s, record.at_s + lasted_s) - begun_s)
         name = max(shares, key=lambda each: shares[each], default=record.caller)
         return name if name != record.caller and shares[name] > sum(shares.values()) / 2 else ""
 
@@ -232,4 +240,4 @@ def verdict(record: Record, usual: Usual) -> Verdict | None:
     if first.rule == "delay" and first_s >= worst_s / 2:
         return replace(first.verdict(first_s, record), stage=worst.stage)
     found = worst.verdict(worst_s, record)
-    return replace(found, crowd=usual.crowd(record, worst_s)) if worst.rule in _WAITS else found
+    return replace(found, crowd=usual.crowd(record, worst_s)) if worst.rule in _FULL else found

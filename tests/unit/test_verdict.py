@@ -194,6 +194,22 @@ def test_a_process_without_a_cpu_is_not_the_cause(
     assert (found.worker, found.cause) == expected
 
 
+def by(caller: str, **stages: float) -> Record:
+    made = record(**stages)
+    made.caller, made.first_token_s = caller, sum(stages.values())
+    return made
+
+
+def test_the_key_whose_requests_run_fills_the_workers_and_not_one_whose_requests_wait() -> None:
+    usual = Usual([*[by("hog", stream=20.0)] * 2, *[by("many", queue=20.0)] * 12, *[by("", queue=9.0)] * 9])
+    waiting = [by("any", queue=9.0), by("any", decode_wait=9.0), by("", queue=9.0), by("hog", queue=9.0)]
+    waiting += [unsent("overloaded"), unsent("no_workers")]
+    for made in waiting:
+        made.at_s += 5
+    found = [verdict(made, usual) for made in waiting]
+    assert [each and each.crowd for each in found] == ["hog", "hog", "hog", "", "hog", ""]
+
+
 def test_a_few_requests_of_an_incident_do_not_hide_the_next() -> None:
     usual = Usual([*(record() for _ in range(20)), *(record(transit=1.0) for _ in range(3))])
     assert judged(record(transit=1.0), usual) == ("transit", "p", 0.999)
