@@ -18,7 +18,8 @@ help: ## list the targets
 # One stamp per set of packages: reinstalled only when these files change.
 $(VENV)/.runtime: pyproject.toml $(CONSTRAINTS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: Baton needs Python 3.11 or newer; set PYTHON=..."; exit 1; }
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "error: no venv module; on Debian: apt-get install python3-venv"; exit 1; }
+	@# An attempt without python3-venv, or cut short, leaves a venv without pip.
+	@$(BIN)/python -c 'import pip' 2>/dev/null || $(PYTHON) -m venv $(VENV) || { echo "error: no venv module; on Debian: apt-get install python3-venv"; exit 1; }
 	@echo "installing into $(VENV), 1 of 2: torch, the largest package (minutes)"
 	@$(PIP_INSTALL) --quiet "torch>=2.11,<=2.13"
 	@echo "installing into $(VENV), 2 of 2: Baton and what else it needs"

@@ -18,7 +18,11 @@ RUN_DIR=${RUN_DIR:-$PWD/.run/$(date +%H%M%S)-$$}
 # Dynamo's names take precedence, as in the frontend.
 HTTP_HOST=${DYN_HTTP_HOST:-${HTTP_HOST:-127.0.0.1}}
 HTTP_PORT=${DYN_HTTP_PORT:-${HTTP_PORT:-8000}}
-[[ -n ${DRY_RUN:-} ]] || mkdir -p "$RUN_DIR"
+for name in START_TIMEOUT_S STOP_TIMEOUT_S PREFILL_WORKERS DECODE_WORKERS; do
+    [[ ${!name:-0} =~ ^(0|[1-9][0-9]{0,5})$ ]] || { echo "error: $name=${!name}: must be a whole number" >&2; exit 2; }
+done
+[[ -n ${DRY_RUN:-} ]] || { mkdir -p "$RUN_DIR" && [[ -w $RUN_DIR ]]; } ||
+    { echo "error: cannot write to $RUN_DIR; set RUN_DIR to a folder for the logs" >&2; exit 2; }
 declare -A NAMES=() COMMANDS=() FAILURES=()  # by process id; by name; how often in a row it ended without having worked
 declare -A STARTED=() LOGGED=()              # by name: the time, and the lines of its log before
 FOLLOWERS=()
@@ -66,6 +70,9 @@ set_variable() { # set_variable NAME VALUE, for all processes
 
 start_frontend() {
     [[ ${FRONTEND_FLAGS:-} != *--http-@(host|port)* ]] || fail "set HTTP_HOST and HTTP_PORT, not their flags in FRONTEND_FLAGS"
+    # The readiness that `status` would see is that of another stack.
+    [[ -n ${DRY_RUN:-} || ${FRONTEND_FLAGS:-} == *--take-over* || ! $HTTP_HOST =~ ^(127.0.0.1|0.0.0.0|localhost)$ ]] ||
+        ! listens "$HTTP_PORT" || fail "port $HTTP_PORT is in use; set HTTP_PORT to another one"
     local flags; read -rd "" -a flags <<<"${FRONTEND_FLAGS:-}" || true # they may stand on several lines
     start frontend "$PYTHON" -m frontend ${ROUTER_MODE:+--router-mode "$ROUTER_MODE"} --http-port "$HTTP_PORT" \
         ${LOCAL_PREFILL_TOKENS:+--local-prefill-tokens "$LOCAL_PREFILL_TOKENS"} \
@@ -223,3 +230,4 @@ fail() { echo "error: $*" >&2; end_all; exit 1; }
 
 trap 'interrupted 130' INT
 trap 'interrupted 143' TERM HUP
+trap end_all EXIT # whatever ends the script
