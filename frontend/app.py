@@ -116,8 +116,10 @@ async def _http_error(request: Request, error: Exception) -> Response:
     kind = {404: RouteNotFound, 405: MethodNotAllowed}.get(error.status_code, InvalidRequest)
     path = request.url.path
     served = {route.path for route in request.app.routes if isinstance(route, Route)}
-    refusal = kind(f"{request.method} {path}: {error.detail}.{hint(path, served)}")
-    return _refusal(request, refusal, error.headers or {})
+    headers = error.headers or {}
+    allowed = f"; allowed: {headers['Allow']}" if "Allow" in headers else ""
+    refusal = kind(f"{request.method} {path}: {error.detail}{allowed}.{hint(path, served)}")
+    return _refusal(request, refusal, headers)
 
 
 async def _error(request: Request, error: Exception) -> Response:
@@ -127,9 +129,10 @@ async def _error(request: Request, error: Exception) -> Response:
 
 
 def hint(path: str, served: Container[str]) -> str:
-    """A sentence for an unknown path whose base URL lacks /v1, or has it twice; else empty."""
+    """What to do about a path, which may lack the base URL's /v1, or have it twice."""
     meant = path.removeprefix("/v1") if path.startswith("/v1/") else f"/v1{path}"
-    return f" Did you mean {meant}? Check the client's base URL." if meant in served else ""
+    base = f" Did you mean {meant}? Check the client's base URL."
+    return base if meant in served else " /docs lists what is served."
 
 
 _REF = "#/components/schemas/{name}"

@@ -113,7 +113,7 @@ class Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] not in self.methods:
-            raise HTTPException(405, headers={"allow": ", ".join(self.methods)})
+            raise HTTPException(405, headers={"Allow": ", ".join(self.methods)})
         services = self._services
         exchange = Exchange(scope, receive, send, self._envelope)
         record = services.metrics.begin(self._route, exchange.request_id, exchange.key_name)

@@ -223,7 +223,7 @@ def text_of_part(part: Part, path: str, place: str, left_out: set[str] | None) -
     if left_out is not None:
         return note(part.type, place, left_out)
     raise InvalidRequest.at(
-        f"{path}.type", f"{part.type!r:.80} is not supported; this model reads text only."
+        f"{path}.type", f"{part.type!r:.80} is not supported; this model reads text only: send 'text'."
     )
 
 

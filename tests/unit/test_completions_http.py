@@ -164,6 +164,7 @@ async def test_what_no_route_answers_is_an_envelope_too(
     assert (reply.status, set(filter(None, reply.headers.get("allow", "").split(", ")))) == (status, allow)
     assert set(reply.error) == {"message", "type", "param", "code"}
     assert reply.error["code"] == ("method_not_allowed" if allow else reply.error["code"])
+    assert not allow or f"; allowed: {reply.headers['allow']}." in reply.error["message"]
 
 
 async def test_a_page_that_fails_does_not_say_why() -> None:

@@ -185,7 +185,7 @@ async def test_a_server_is_known_by_its_addresses_and_the_operators_names(
         ("/chat/completions", "Did you mean /v1/chat/completions?"),
         ("/v1/v1/messages", "Did you mean /v1/messages?"),
         ("/v1/metrics", "Did you mean /metrics?"),
-        ("/nope", "Not Found."),
+        ("/nope", "/docs lists what is served."),
     ],
 )
 async def test_a_path_that_is_not_served_gets_a_hint(path: str, hint: str) -> None:
