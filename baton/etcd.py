@@ -52,7 +52,7 @@ class EtcdDiscovery:
             login=login,
             credentials=grpc.ssl_channel_credentials(ca, key, cert) if ca or cert else None,
         )
-        self._away = False
+        self.problem = ""  # why etcd does not answer
 
     @asynccontextmanager
     async def register(self, info: WorkerInfo) -> AsyncGenerator[None, None]:
@@ -134,11 +134,11 @@ class EtcdDiscovery:
 
     def _note(self, error: EtcdError | None) -> None:
         """Log once when etcd becomes unreachable and once when it is back."""
-        if error is not None and not self._away:
+        if error is not None and not self.problem:
             log.warning("registry=unreachable kind=etcd error=%s", error)
-        elif error is None and self._away:
+        elif error is None and self.problem:
             log.info("registry=reachable kind=etcd")
-        self._away = error is not None
+        self.problem = "" if error is None else str(error)
 
 
 def _apply(fleet: dict[bytes, WorkerInfo], key: bytes, value: bytes | None) -> None:

@@ -11,6 +11,7 @@ import logging
 import re
 import secrets
 import socket
+import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from functools import partial
@@ -251,7 +252,7 @@ class NatsTransport(Plane):
         self._options: dict[str, Any] = {"flush_timeout": liveness_s, **callbacks, **_OPTIONS, **options}
         self._connecting: asyncio.Task[Publisher] | None = None
         self._publisher: Publisher | None = None
-        self._problem = ""
+        self.problem = ""  # what last kept this process from a server that is there
         self._probing: asyncio.Task[None] | None = None
         self._inbox = Mailbox(f"baton.v1.caller.{secrets.token_hex(8)}")
         self._mailboxes = [self._inbox]
@@ -356,11 +357,12 @@ class NatsTransport(Plane):
     async def _on_error(self, error: Exception) -> None:
         """An outage is logged elsewhere. What else keeps this process away, such as a wrong login, comes with
         every attempt to connect, too: it is logged once."""
-        is_outage, problem = isinstance(error, _OUTAGES), repr(error)
-        is_known = is_outage or (problem == self._problem and not self.is_reachable)
+        is_outage = isinstance(error, _OUTAGES) and not isinstance(error, ssl.SSLError)
+        problem = str(error)
+        is_known = is_outage or (problem == self.problem and not self.is_reachable)
         log.log(logging.DEBUG if is_known else logging.WARNING, "nats_error reason=%s", problem)
         if not is_outage:
-            self._problem = problem
+            self.problem = problem
 
     async def _on_disconnect(self) -> None:
         if self._publisher is not None and not self._closed:

@@ -8,8 +8,6 @@ from baton.flags import Parsed, flag
 from frontend.http.keys import line_of
 from operations.errors import CommandError
 
-_NUM_BYTES = 32
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class KeySettings:
@@ -25,7 +23,7 @@ def key(parsed: Parsed[KeySettings]) -> int:
     """Print a new key on stderr, so that no file gets it, and its line on stdout: python -m baton key NAME >>
     FILE. Raises CommandError if the name is not allowed."""
     settings = parsed.settings
-    made = f"sk-baton-{secrets.token_urlsafe(_NUM_BYTES)}"
+    made = f"sk-baton-{secrets.token_urlsafe(32)}"
     try:
         line = line_of(settings.name, made, is_admin=settings.admin)
     except ValueError as error:

@@ -1,9 +1,10 @@
 """`python -m baton shares`: what divides one GPU between a prefill and a decode worker of vLLM."""
 
 import dataclasses
-import json
 import sys
 from pathlib import Path
+
+import msgspec
 
 from baton.flags import Parsed, flag, read
 from baton.model_folder import model_folder
@@ -53,7 +54,8 @@ def _lines(settings: ShareSettings) -> list[str]:
     chosen = halves(facts, gpu)
     roles = [(line, _overrides(line)) for line in (settings.prefill_flags, settings.decode_flags)]
     is_ours = all(chosen.keys().isdisjoint(own) for _, own in roles)
-    flags = [" ".join([*line.split(), OVERRIDE, _json(chosen | own)]) for line, own in roles]
+    both = [(line.split(), msgspec.json.encode(chosen | own).decode()) for line, own in roles]
+    flags = [" ".join([*words, OVERRIDE, override]) for words, override in both]
     return [*flags, str(chosen[SHARE]) if is_ours else ""]
 
 
@@ -64,7 +66,3 @@ def _overrides(line: str) -> dict[str, object]:
     if not isinstance(own, dict):
         raise SettingsError(f"{OVERRIDE}: must be a JSON object")
     return own
-
-
-def _json(settings: dict[str, object]) -> str:
-    return json.dumps(settings, separators=(",", ":"))

@@ -4,6 +4,8 @@ import os
 from pathlib import Path
 
 RECORDINGS = Path(__file__).parent / "data/nvidia_smi"
+SHAPE_20B = {"model_type": "gpt_oss", "num_hidden_layers": 24}
+"""A model's config.json, of which the published weights follow."""
 _SMI = """#!/bin/sh
 case "$*" in
     *--id*query-gpu=uuid*) echo GPU-1 ;;

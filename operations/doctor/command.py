@@ -9,7 +9,6 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import aclosing
 from pathlib import Path
 
 import msgspec
@@ -21,7 +20,7 @@ from baton.number_check import check_numbers
 from baton.own_address import why_not_bound
 from baton.telemetry import print_error
 from operations.doctor.facts import Facts, Worker
-from operations.doctor.probes import planned, probe_gpus, probe_model
+from operations.doctor.probes import planned, probe_gpus, probe_model, probe_servers
 from operations.doctor.table import Finding, W, findings
 from workers.flags import DisaggregationMode, EngineName
 
@@ -59,12 +58,9 @@ class DoctorSettings:
 def text(found: Sequence[Finding]) -> str:
     """The report for humans: three aligned lines per finding, and the count."""
     lines = []
-    for finding in found:
-        lines += [
-            f"{finding.severity:<8} {finding.fact}  [{finding.code}]",
-            f"{'breaks':>8} {finding.breaks}",
-            f"{'repair':>8} {finding.repair}",
-        ]
+    for it in found:
+        lines += [f"{it.severity:<8} {it.fact}  [{it.code}]"]
+        lines += [f"{'breaks':>8} {it.breaks}", f"{'repair':>8} {it.repair}"]
     counts = Counter(finding.severity for finding in found)
     count = ", ".join(f"{num} {severity}{'s' * (num > 1)}" for severity, num in counts.items())
     return "\n".join([*lines, f"{'result':<8} {count or 'nothing found'}"]) + "\n"
@@ -82,7 +78,7 @@ def doctor(parsed: Parsed[DoctorSettings]) -> int:
 
 
 def gather(settings: DoctorSettings) -> Facts:
-    """Run all probes. Takes a second or two."""
+    """Run all probes. Takes a second or two; longer if a server does not answer."""
     gpus, gpu_problem = probe_gpus()
     memlock, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     return Facts(
@@ -95,6 +91,7 @@ def gather(settings: DoctorSettings) -> Facts:
         shm_bytes=shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else 0,  # noqa: S108  its size
         http_port=settings.http_port,
         port_problem=why_not_bound(settings.http_host, settings.http_port),
+        servers=asyncio.run(probe_servers(settings.wires)),
     )
 
 
@@ -127,19 +124,16 @@ def _record(path: Path, wires: Wires) -> int:
 
 
 async def _agreed(wires: Wires) -> dict[str, Scores]:
-    """Raises ValueError if workers of one model differ, or if none is there or has scores."""
+    """Raises ValueError if workers of one model differ, or if none has scores."""
     discovery = wires.discovery()
     try:
-        async with asyncio.timeout(_REGISTRY_S), aclosing(discovery.watch()) as snapshots:
-            workers = await anext(snapshots)
+        workers = await asyncio.wait_for(anext(discovery.watch()), _REGISTRY_S)
     finally:
         await discovery.close()
     (refused, doubts), labels = check_numbers(workers, {}), {w.address: w.label for w in workers}
     if problems := [*doubts, *(f"{labels[where]}: {why}" for where, why in refused.items())]:
         raise ValueError("; ".join(problems))
-    if not workers:
-        raise ValueError("no worker is registered, or the registry does not answer")
     scores = {worker.model: worker.scores for worker in workers if worker.scores is not None}
     if not scores:
-        raise ValueError("no registered worker has numbers; start one of the trusted build")
+        raise ValueError("no worker with numbers is registered; start one of the trusted build")
     return scores

@@ -65,7 +65,7 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """All facts. `gpu_problem`: why nvidia-smi lists no GPU; `port_problem`: why the HTTP port is not free.
-    `memlock_bytes` None is unlimited."""
+    `servers`: why etcd or NATS do not serve. `memlock_bytes` None is unlimited."""
 
     gpus: tuple[Gpu, ...]
     gpu_problem: str | None = None
@@ -76,6 +76,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     shm_bytes: int = 0
     http_port: int = 8000
     port_problem: str | None = None
+    servers: tuple[str, ...] = ()
 
     @property
     def wants_gpus(self) -> bool:

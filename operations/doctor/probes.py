@@ -1,5 +1,6 @@
 """Reads this machine's GPUs, the model folder and workers' settings. Never raises, never waits for long."""
 
+import asyncio
 import contextlib
 import re
 import subprocess
@@ -10,9 +11,14 @@ from typing import Annotated, TypeVar
 import msgspec
 from msgspec.structs import replace
 
+from baton.connect import Wires
+from baton.discovery import Discovery
+from baton.etcd import EtcdDiscovery
 from baton.flags import read as read_flags
 from baton.messages import UNDECODABLE
 from baton.model_folder import model_folder
+from baton.nats import NatsTransport
+from baton.transport import Transport
 from operations.doctor.facts import Gpu, Model, Worker
 from workers.engines.build import given_settings
 from workers.engines.trtllm.settings import GUESSING as TRTLLM_GUESSING
@@ -111,6 +117,26 @@ def _num_bytes(path: Path) -> int | None:
         return path.stat().st_size if path.is_file() else None
     except (OSError, ValueError):  # an index may name anything
         return None
+
+
+async def probe_servers(wires: Wires, limit_s: float = 5.0) -> tuple[str, ...]:
+    """Why etcd or NATS, where they are selected, do not serve a process with these variables; not those of
+    Dynamo's runtime, which has its own clients."""
+    try:
+        clients: dict[str, Discovery | Transport] = {wires.registry_name(): wires.discovery()}
+        clients[wires.plane_name()] = wires.transport()
+    except (OSError, ValueError) as error:  # half a login, a file that is no certificate
+        return (str(error),)
+    found = []
+    for name, client in clients.items():
+        if isinstance(client, EtcdDiscovery | NatsTransport):
+            wait = anext(client.watch()) if isinstance(client, EtcdDiscovery) else client.reachable()
+            try:
+                await asyncio.wait_for(wait, limit_s)
+            except TimeoutError:
+                found.append(f"{name}: {client.problem or 'no answer'}")
+        await client.close()
+    return tuple(found)
 
 
 def planned(

@@ -26,7 +26,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 E: Final = "error"
 W: Final = "warning"
-_GRAPHS = "cuda_graph_config.max_batch_size"
+_GRAPHS, _BATCH = "cuda_graph_config.max_batch_size", "{it.given[max_batch_size]}"
 _PROCESSES = "nvidia-smi --id={it.index} --query-compute-apps=pid,name,used_memory --format=csv"
 
 
@@ -79,12 +79,6 @@ def _shared_gpus(facts: Facts, worker: Worker) -> str | None:
     return ", ".join(str(gpu.index) for gpu in facts.gpus_of(worker) if gpu.index in used)
 
 
-def _larger_batch(_: Facts, worker: Worker) -> tuple[int, int] | None:
-    """The batch size and that of the CUDA graphs, if the first is the larger one."""
-    batch, graphs = worker.number("max_batch_size"), worker.number(_GRAPHS)
-    return (batch, graphs) if 0 < graphs < batch else None
-
-
 TABLE = (
     Row(E, "gpu-none", _here, lambda f, _: f.wants_gpus and f.gpu_problem,
         "no NVIDIA GPU: {found}",
@@ -119,10 +113,10 @@ TABLE = (
         "{it.mode}: {found}",
         "the {it.mode} worker exits at start with this error",
         "change or remove the named setting; engine_configs/README.md lists the keys"),
-    Row(W, "batch-graphs", _workers, _larger_batch,
-        "{it.mode}: max_batch_size {found[0]}, CUDA graphs up to {found[1]}",
+    Row(W, "batch-graphs", _workers, lambda _, it: 0 < it.number(_GRAPHS) < it.number("max_batch_size"),
+        f"{{it.mode}}: max_batch_size {_BATCH}, CUDA graphs up to {{it.given[{_GRAPHS}]}}",
         "larger batches run without graphs: tokens take longer exactly under full load",
-        f"{_GRAPHS}: {{found[0]}}, or max_batch_size: {{found[1]}}"),
+        f"{_GRAPHS}: {_BATCH}, or max_batch_size: {{it.given[{_GRAPHS}]}}"),
     Row(W, "buffer-unset", _workers,
         lambda f, it: f.engine == "trtllm" and BACKEND in it.given and not it.number(BUFFER),
         f"{{it.mode}}: {BUFFER} is not set",
@@ -132,6 +126,9 @@ TABLE = (
         "port {f.http_port}: {found}",
         "the frontend exits at start, or another program answers in its place",
         "ss -ltnp 'sport = :{f.http_port}'; stop it, or choose another --http-port"),
+    Row(E, "server", lambda f: f.servers, lambda *_: True,
+        "{it}", "workers exit at start, some after a minute, and no request is served",
+        "start it, or correct its address, ETCD_AUTH_... or NATS_AUTH_... (deploy/README.md)"),
     Row(W, "memlock", _here, lambda f, _: f.wants_gpus and f.memlock_bytes is not None,
         "locked memory is limited to {f.memlock_bytes} bytes",
         "UCX cannot register memory with the network card: KV goes over TCP",

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from baton.connect import Wires
 from baton.etcd import PREFIX, EtcdDiscovery
 from baton.etcd_rpc import EtcdError, EtcdRpc
+from operations.doctor.probes import probe_servers
 from tests.certificates import Authority
 from tests.conftest import LaunchServer, ServerProcess, free_port
 from tests.registry import Onlooker, etcd_api, onlooker, worker
@@ -170,6 +172,11 @@ async def test_a_compacted_revision_is_refused_and_the_fleet_listed_again(etcd: 
     await rpc.close()
 
 
+async def doctors(etcd: ServerProcess) -> tuple[str, ...]:
+    """What doctor says about it."""
+    return await probe_servers(Wires(discovery_backend="etcd", etcd_endpoints=etcd.url), scaled(2))
+
+
 @pytest.fixture
 def locked_etcd(launch: LaunchServer) -> ServerProcess:
     """An etcd with a password, whose tokens expire after a second."""
@@ -192,17 +199,22 @@ async def test_a_stale_token_is_renewed(locked_etcd: ServerProcess) -> None:
 
 
 @pytest.mark.parametrize("password", ["wrong", None])
-async def test_a_wrong_password_is_a_log_line_for_workers_and_frontends(
-    locked_etcd: ServerProcess, caplog: pytest.LogCaptureFixture, password: str | None
+async def test_a_wrong_password_is_a_log_line_for_workers_and_a_finding_of_doctor(
+    locked_etcd: ServerProcess,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    password: str | None,
 ) -> None:
     async with client(locked_etcd.url, password=password) as discovery:
         registering = asyncio.ensure_future(discovery.register(worker("w1")).__aenter__())
         await until(lambda: AWAY in caplog.text)
         registering.cancel()
-    async with client(locked_etcd.url, password=password) as discovery:
-        await waits_in_vain(discovery, caplog)
+    if password:
+        monkeypatch.setenv("ETCD_AUTH_USERNAME", "root")
+        monkeypatch.setenv("ETCD_AUTH_PASSWORD", password)
+    (problem,) = await doctors(locked_etcd)
     assert caplog.text.count(AWAY) == 2
-    assert "authentication failed" in caplog.text or "user name is empty" in caplog.text
+    assert ("authentication failed" if password else "user name is empty") in problem
 
 
 async def test_the_next_endpoint_is_used_when_one_is_dead_or_dies(launch: LaunchServer) -> None:
@@ -217,7 +229,7 @@ async def test_the_next_endpoint_is_used_when_one_is_dead_or_dies(launch: Launch
 
 
 async def test_tls_with_client_certificates(
-    launch: LaunchServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    launch: LaunchServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     authority = Authority(tmp_path)
     ca, (cert, key) = authority.ca, authority.sign("etcd")
@@ -227,6 +239,6 @@ async def test_tls_with_client_certificates(
     async with discovery.register(worker("w1")), onlooker(discovery) as looker:
         await looker.until_shown("w1")
     await discovery.close()
-    foreign = EtcdDiscovery(etcd.url, tls_files=(ca, None, None))
-    await waits_in_vain(foreign, caplog)
-    await foreign.close()
+    for trusted in (ca, Authority(tmp_path / "other").ca):
+        monkeypatch.setenv("ETCD_AUTH_CA", str(trusted))
+        assert await doctors(etcd)  # without a certificate of its own

@@ -10,6 +10,7 @@ from baton.connect import Wires
 from baton.errors import BrokerLost
 from baton.nats import NatsTransport
 from baton.tls import CredentialError
+from operations.doctor.probes import probe_servers
 from tests.certificates import Authority
 from tests.conftest import LaunchServer, ServerProcess
 from tests.planes import a_request, count_up, tokens
@@ -72,18 +73,17 @@ async def test_the_environments_login_is_used_also_when_the_server_returns(
     await worker.close()
 
 
-@pytest.mark.parametrize("set_up", [certificates, password, token])
-async def test_without_the_login_there_is_no_server(
-    set_up: SetUp, launch_nats: LaunchServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("set_up", "says"), [(certificates, "certificate"), (password, "Authorization"), (token, "Authorization")]
+)
+async def test_without_the_login_there_is_no_server_and_doctor_says_why(
+    set_up: SetUp, says: str, launch_nats: LaunchServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as own:
         server = set_up(launch_nats, tmp_path, own)
-    monkeypatch.setattr("baton.nats.CONNECT_TIMEOUT_S", scaled(0.5))
-    foreign = wires(server).transport()
-    with pytest.raises(ConnectionError):
-        async with asyncio.timeout(PATIENCE_S), foreign.serve("w", count_up):
-            pass
-    await foreign.close()
+        assert await probe_servers(wires(server)) == ()
+    (problem,) = await probe_servers(wires(server), scaled(2))
+    assert says in problem
 
 
 async def test_a_refused_login_is_logged_once(

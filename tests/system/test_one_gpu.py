@@ -12,16 +12,13 @@ import pytest
 
 from tests import fake_gpu
 from tests.answers import Stream, read_all, whole_answer
+from tests.fake_gpu import SHAPE_20B
 from tests.launched import Run
 from tests.stack import ROOT, Stack
 from tests.system.test_launch_commands import dry_run, frontend
 from tests.waiting import PATIENCE_S, wait_for
 
 SCRIPT = "gpt_oss_vllm.sh"
-SHAPE_20B = {
-    "model_type": "gpt_oss", "num_hidden_layers": 24, "num_attention_heads": 64, "num_key_value_heads": 8,
-    "head_dim": 64, "max_position_embeddings": 131_072,
-}  # fmt: skip
 SHAPE_120B = SHAPE_20B | {"num_hidden_layers": 36}
 
 
@@ -126,14 +123,9 @@ def test_without_mps_of_its_own_the_roles_take_turns(
     script = """. launch/trtllm.sh; . launch/one_gpu.sh; FOLLOW=; start_mps 0 60
         echo "limits: ${#PREFILL_ENVIRONMENT[@]}"; end_all"""
     environ = {"RUN_DIR": str(tmp_path / "run")} | fake_gpu.install(tmp_path / "bin", **changes) | environ  # type: ignore[arg-type]  # names of its arguments
+    command = ["bash", "-euc", script]
     done = subprocess.run(
-        ["bash", "-euc", script],
-        env=environ,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=True,
+        command, env=environ, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=True
     )
     assert says in done.stdout
     assert f"limits: {2 * int('time slices' not in done.stdout)}\n" in done.stdout

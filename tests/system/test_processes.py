@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from frontend.text.tokenizer import ModelTokenizer
+from tests.certificates import Authority
 from tests.stack import MODEL, ROOT, Process, Stack
 from tests.waiting import PATIENCE_S, wait_for
 
@@ -183,24 +184,27 @@ def is_complete(lines: Iterator[str]) -> bool:
         return False
 
 
-@pytest.mark.parametrize(("before", "after"), [("2", "1"), ("1", "2")])
+@pytest.mark.parametrize(("scheme", "before", "after"), [("http", "2", "1"), ("https", "1", "2")])
 def test_a_restart_that_takes_the_port_over_refuses_no_connection(
-    stack: Stack, before: str, after: str
+    stack: Stack, scheme: str, before: str, after: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    running = stack.frontend("--num-processes", before)
+    monkeypatch.setattr(stack, "url", stack.url.replace("http", scheme))
+    cert, key = Authority(stack.folder).sign("server")
+    flags = [f"--tls-cert-file={cert}", f"--tls-key-file={key}"] if scheme == "https" else []
+    running = stack.frontend("--num-processes", before, *flags)
     stack.wait_ready(1, 1)
     with httpx.stream(
-        "POST", f"{stack.url}/v1/completions", json=stream_of(150), timeout=PATIENCE_S
+        "POST", f"{stack.url}/v1/completions", json=stream_of(150), timeout=PATIENCE_S, verify=False
     ) as stream:
         lines = stream.iter_lines()
         next(lines)
-        then = stack.next_frontend("--num-processes", after)
+        then = stack.next_frontend("--num-processes", after, *flags)
         while running.popen.poll() is None:
-            assert httpx.get(f"{stack.url}/live").status_code == 200
+            assert stack.get("/live").status_code == 200
         assert "data: [DONE]" in list(lines)
     assert running.wait() == 0
     for _ in range(3):
-        assert httpx.post(f"{stack.url}/v1/completions", json=stream_of(2)).status_code == 200
+        assert stack.post("/v1/completions", **stream_of(2)).status_code == 200
     then.signal(signal.SIGTERM)
     assert then.wait() == 0
     assert "Traceback" not in running.text() + then.text()

@@ -268,9 +268,8 @@ def test_a_drained_worker_is_no_cause(worn: Stack) -> None:
 
 
 def test_a_decode_worker_that_is_killed_in_mid_stream(worn: Stack, capsys: Any) -> None:
-    asked = [
-        running(worn, f"killed-{i}") for i in range(4)
-    ]  # its streams go on on decode-1, to which KV moves slowly
+    asked = [running(worn, f"killed-{i}") for i in range(4)]
+    # Its streams go on on decode-1, to which KV moves slowly.
     killed = process(worn, "decode-0")
     killed.kill()
     for each in asked:
@@ -377,10 +376,7 @@ CANARY = "zq7canaryzq7"
 
 
 def test_no_text_of_a_client_is_in_records_logs_or_pages(small: Stack, capsys: Any) -> None:
-    tool = {
-        "type": "function",
-        "function": {"name": "f", "description": CANARY, "parameters": {"type": "object"}},
-    }
+    function = {"name": "f", "description": CANARY, "parameters": {"type": "object"}}
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": json.dumps({"a": CANARY})}}
     messages = [
         {"role": "system", "content": f"<script>{CANARY}</script>"},
@@ -389,13 +385,10 @@ def test_no_text_of_a_client_is_in_records_logs_or_pages(small: Stack, capsys: A
         {"role": "tool", "tool_call_id": "c1", "content": CANARY},
     ]
     headers = {"x-api-key": "any", "x-request-id": "bird"}
-    body: dict[str, Any] = {"messages": messages, "tools": [tool], "max_tokens": 5}
-    for changes in (
-        {},
-        {"model": "none"},
-        {"messages": [{"role": CANARY, "content": ""}]},
-        {"messages": CANARY},
-    ):
+    tools = [{"type": "function", "function": function}]
+    body: dict[str, Any] = {"messages": messages, "tools": tools, "max_tokens": 5}
+    wrong = [{"role": CANARY, "content": ""}]
+    for changes in ({}, {"model": "none"}, {"messages": wrong}, {"messages": CANARY}):
         small.post("/v1/chat/completions", headers, **body | changes)
     small.post("/v1/completions", headers, prompt=CANARY, max_tokens=5, user=CANARY, stop=[CANARY])
     assert len(found(small, "id=bird")) == 5

@@ -25,13 +25,10 @@ def start(folder: Path, program: tuple[str, ...], flags: list[str], environ: Env
     """The exit status and the last error of a process that should not start."""
     module, *first = program
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("ETCD_", "NATS_", "BATON_"))}
+    command = [sys.executable, "-m", module, *first, *flags]
+    environ = clean | {"BATON_FILE_REGISTRY": str(folder / "registry")} | environ
     done = subprocess.run(
-        [sys.executable, "-m", module, *first, *flags],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-        env=clean | {"BATON_FILE_REGISTRY": str(folder / "registry")} | environ,
+        command, capture_output=True, text=True, timeout=PATIENCE_S, check=False, env=environ
     )
     assert "Traceback" not in done.stderr
     assert "loading" not in done.stderr

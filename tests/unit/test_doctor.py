@@ -70,6 +70,7 @@ BROKEN: list[tuple[str, str, Severity, Callable[[Facts], Facts]]] = [
     ("no buffer", "buffer-unset", W,
      lambda f: given_of(f, "prefill", {f"{CACHE}.max_tokens_in_buffer": None})),
     ("port taken", "port-taken", E, lambda f: replace(f, port_problem="Address already in use")),
+    ("wrong password", "server", E, lambda f: replace(f, servers=("NATS at nats://h: refused",))),
     ("memlock", "memlock", W, lambda f: replace(f, memlock_bytes=8 << 20)),
     ("docker's shm", "shm", E, lambda f: replace(f, shm_bytes=64 << 20)),
     ("Spark with its memory taken", "memory-short", E,

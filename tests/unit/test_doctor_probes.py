@@ -12,7 +12,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from baton.flags import parse
 from operations.doctor import probes
 from operations.doctor.command import DoctorSettings, gather, wanted_workers
 from operations.doctor.facts import GIB
@@ -165,6 +164,4 @@ def test_doctor_reads_a_whole_node_and_prints_json(tmp_path: Path) -> None:
 
 
 def test_an_address_that_the_frontend_cannot_have_is_found() -> None:
-    arguments = ["--http-port", "0", "--http-host", "192.0.2.1"]
-    parsed = parse(DoctorSettings, arguments, prog="p", description="d", environ={})
-    assert gather(parsed.settings).port_problem
+    assert gather(DoctorSettings(http_port=0, http_host="192.0.2.1")).port_problem

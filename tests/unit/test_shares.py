@@ -7,18 +7,14 @@ import pytest
 
 from operations.commands import main
 from tests import fake_gpu
-
-SHAPE = {
-    "model_type": "gpt_oss", "num_hidden_layers": 24, "num_attention_heads": 64, "num_key_value_heads": 8,
-    "max_position_embeddings": 131_072,
-}  # fmt: skip
+from tests.fake_gpu import SHAPE_20B
 
 
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of gpt-oss-20b's shape, on a machine with one GPU."""
     monkeypatch.setenv("PATH", fake_gpu.install(tmp_path / "bin")["PATH"])
-    (tmp_path / "config.json").write_text(json.dumps(SHAPE))
+    (tmp_path / "config.json").write_text(json.dumps(SHAPE_20B))
     return tmp_path
 
 
@@ -76,17 +72,12 @@ def test_a_mistake_is_one_sentence(
     assert printed.err.count("\n") == 1
 
 
-def test_without_weights_of_a_known_size_nothing_is_divided(
-    model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (model / "config.json").write_text(json.dumps(SHAPE | {"num_hidden_layers": 8}))
-    assert main(["shares", "--model-path", str(model)]) == 2
-    assert "has no weights" in capsys.readouterr().err
-
-
-def test_a_machine_without_a_driver_is_named(
+def test_neither_weights_of_an_unknown_size_nor_a_machine_without_a_driver_are_divided(
     model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    (model / "config.json").write_text(json.dumps(SHAPE_20B | {"num_hidden_layers": 8}))
+    assert main(["shares", "--model-path", str(model)]) == 2
+    assert "has no weights" in capsys.readouterr().err
     monkeypatch.setenv("PATH", str(model))
     assert main(["shares", "--model-path", str(model)]) == 2
     assert "nvidia-smi is not installed" in capsys.readouterr().err

@@ -44,6 +44,7 @@ def test_vllm_looks_up_with_its_first_runner_only(mode: Any, monkeypatch: pytest
 
 EAGLE3 = {"decoding_type": "Eagle3", "speculative_model": "h", "max_draft_len": 3}
 EAGLE3_DIR = {"decoding_type": "Eagle3", "speculative_model_dir": "h", "max_draft_len": 3}
+ON_PREFILL = "flag: speculate: a prefill worker generates one"
 VLLM_EAGLE3 = {"method": "eagle3", "model": "h", "num_speculative_tokens": 3}
 
 
@@ -70,12 +71,9 @@ def test_both_roles_may_have_a_head_and_an_aggregated_worker_any_method(
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (
-            "--engine embedded --disaggregation-mode prefill",
-            "flag: speculate: a prefill worker generates one",
-        ),
-        ("--engine trtllm --disaggregation-mode prefill", "flag: speculate: a prefill worker generates one"),
-        ("--engine vllm --disaggregation-mode prefill", "flag: speculate: a prefill worker generates one"),
+        ("--disaggregation-mode prefill --engine embedded", ON_PREFILL),
+        ("--disaggregation-mode prefill --engine trtllm", ON_PREFILL),
+        ("--disaggregation-mode prefill --engine vllm", ON_PREFILL),
         ("--engine mocker", "flag: speculate: 'lookup' must be left out"),
         (
             '--engine trtllm --override-engine-args {"speculative_config":{"decoding_type":"Eagle3"}}',
