@@ -22,6 +22,7 @@ divide_gpu() { # divide_gpu GPU: sets PREFILL_FLAGS and DECODE_FLAGS, with each 
 
 start_mps() { # start_mps GPU PERCENT: prefill gets at most PERCENT of the GPU's SMs; without MPS the roles take turns
     local pid others uuid=""
+    unset CUDA_MPS_ACTIVE_THREAD_PERCENTAGE # it would limit decode, and with the server each client
     if [[ -n ${NO_MPS:-} ]]; then
         take_turns "NO_MPS is set"
         return

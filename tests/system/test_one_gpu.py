@@ -121,14 +121,13 @@ def test_without_mps_of_its_own_the_roles_take_turns(
     tmp_path: Path, changes: dict[str, str | None], environ: dict[str, str], says: str
 ) -> None:
     script = """. launch/trtllm.sh; . launch/one_gpu.sh; FOLLOW=; start_mps 0 60
-        echo "limits: ${#PREFILL_ENVIRONMENT[@]}"; end_all"""
-    environ = {"RUN_DIR": str(tmp_path / "run")} | fake_gpu.install(tmp_path / "bin", **changes) | environ  # type: ignore[arg-type]  # names of its arguments
+        echo "limits: ${#PREFILL_ENVIRONMENT[@]}${CUDA_MPS_ACTIVE_THREAD_PERCENTAGE-}"; end_all"""
+    environ = {"RUN_DIR": str(tmp_path / "run"), "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "60"} | environ
+    environ |= fake_gpu.install(tmp_path / "bin", **changes)  # type: ignore[arg-type]  # names of its arguments
     command = ["bash", "-euc", script]
-    done = subprocess.run(
-        command, env=environ, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=True
-    )
-    assert says in done.stdout
-    assert f"limits: {2 * int('time slices' not in done.stdout)}\n" in done.stdout
+    output = subprocess.check_output(command, env=environ, cwd=ROOT, text=True, timeout=PATIENCE_S)
+    assert says in output
+    assert f"limits: {2 * int('time slices' not in output)}\n" in output
 
 
 def test_streams_outlive_mps_and_both_roles(run: Run, tmp_path: Path) -> None:
