@@ -122,19 +122,23 @@ def test_vllm_keeps_to_a_schema(vllm: Stack, question: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("options", "num_tokens"),
     [
-        {"n": 2, "temperature": 1, "logprobs": True, "top_logprobs": 20},
-        {"frequency_penalty": 1, "presence_penalty": 1, "repetition_penalty": 1.2, "min_tokens": 10},
-        {"stop": ["zzz"], "logit_bias": {"55": -100}, "top_k": 5, "min_p": 0.1, "temperature": 0.7},
-        {"priority": -3, "ignore_eos": True, "max_tokens": 30},
-        {"tool_choice": "required", "min_tokens": 50, "n": 2, "temperature": 1},
+        ({"n": 2, "temperature": 1, "logprobs": True, "top_logprobs": 20}, 2),
+        ({"frequency_penalty": 1, "presence_penalty": 1, "repetition_penalty": 1.2, "min_tokens": 90}, 90),
+        ({"stop": ["zzz"], "logit_bias": {"55": -100}, "top_k": 5, "min_p": 0.1, "temperature": 0.7}, 1),
+        ({"priority": -3, "ignore_eos": True, "max_tokens": 120}, 120),
+        ({"tool_choice": "required", "min_tokens": 50, "n": 2, "temperature": 1}, 2),
     ],
 )
-def test_vllm_takes_every_field_of_sampling(vllm: Stack, options: Json) -> None:
+def test_vllm_takes_every_field_of_sampling(vllm: Stack, options: Json, num_tokens: int) -> None:
     response = _ask(vllm, "Say hello to Ada.", **options)
     assert response.status_code == 200, response.text
-    assert len(response.json()["choices"]) == options.get("n", 1)
+    answer = response.json()
+    assert len(answer["choices"]) == options.get("n", 1)
+    assert answer["usage"]["completion_tokens"] >= num_tokens
+    for token in answer["choices"][0]["logprobs"]["content"] if "logprobs" in options else ():
+        assert len(token["top_logprobs"]) == 20
 
 
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 1}], ids=["greedy", "seeded"])
