@@ -89,12 +89,12 @@ Kind = Literal["thought", "text", "call"]
 
 class WrittenMessage(msgspec.Struct, frozen=True, kw_only=True):
     """A message as the model wrote it: the tokens after `<|start|>assistant` for the first one of an answer,
-    else from `<|start|>` on; `text` is its body, `call` the tool that it calls."""
+    else from `<|start|>` on; `text` is its body, `call` its recipient."""
 
     kind: Kind
     text: str
     token_ids: array  # type: ignore[type-arg]  # it takes none when it runs, where msgspec reads it
-    call: str | None = None
+    call: str = ""
 
 
 class AssistantTurn(msgspec.Struct, frozen=True, kw_only=True, tag="assistant"):

@@ -87,6 +87,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     kind: HeaderKind | None = None
     channel: str | None = None
     call: str | None = None
+    recipient: str | None = None
     is_well_formed: bool = False
     texts: tuple[tuple[int, int], ...] = ()
 
@@ -244,6 +245,7 @@ class _Reading:
             kind=kind,
             channel=channel,
             call=call,
+            recipient=recipient,
             is_well_formed=has_role and (call in (None, recipient) or recipient == f"functions.{call}"),
             texts=texts,
         )

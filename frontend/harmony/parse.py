@@ -70,8 +70,8 @@ new_decoder = partial(getincrementaldecoder("utf-8"), "replace")
 
 
 class ReadMessage(NamedTuple):
-    """A message that has ended with its own token: the call's name, if it is one, and the positions of its
-    first body token and after its last token."""
+    """A message that has ended with its own token: its recipient as written, if any, and the positions of
+    its first body token and after its last token."""
 
     kind: Kind
     call: str | None
@@ -80,7 +80,7 @@ class ReadMessage(NamedTuple):
 
 
 class OpenMessage:
-    """`call` is the called tool, `start` the message's first position.
+    """`call` is the recipient as written, `start` the message's first position.
 
     Every token belongs to the delta that contains its last byte, so a delta's tokens start where those of the
     previous delta ended. `has_text` is set after any text; `num_tokens` includes tokens without text."""
@@ -273,7 +273,7 @@ class HarmonyParser:
             kind = "thought"
             self.repairs["forbidden_call"] += 1
         position = tokens[0][0] if tokens else self._position + 1
-        message = self._message = OpenMessage(kind, header.call, position)
+        message = self._message = OpenMessage(kind, header.recipient, position)
         if header.call is not None and kind == "call":
             self._deltas.append(Begin("call", header.call, self._num_calls))
             self._num_calls += 1

@@ -76,7 +76,9 @@ def _history(turns: tuple[Turn, ...]) -> list[Segment]:
             case UserTurn(text=text):
                 segments += _message("user", text)
             case AssistantTurn():
-                called |= {call.call_id: _recipient(call) for call in turn.tool_calls}
+                written = [message.call for message in turn.written if message.kind == "call"]
+                recipients = written or map(_recipient, turn.tool_calls)
+                called |= zip([call.call_id for call in turn.tool_calls], recipients, strict=True)
                 segments += _assistant(turn, called, keeps_reasoning=i > last_final)
             case ToolResult():
                 recipient = called.get(turn.call_id)

@@ -14,7 +14,7 @@ from baton.messages import GenerateRequest, TokenChunk, TokenLogprob
 from frontend.harmony.conversation import Begin, Delta, End, Text, Tool, WrittenMessage
 from frontend.harmony.parse import HarmonyParser, ReadMessage, new_decoder
 from frontend.text.tokenizer import ModelTokenizer
-from frontend.turn.ids import new_call_id
+from frontend.turn.ids import new_id
 from frontend.turn.thoughts import PARAGRAPH, written_messages
 
 FinishReason = Literal["stop", "length", "tool_calls"]
@@ -249,7 +249,8 @@ class Choice:
                     tool = self.tools.get(name)
                     is_plain = tool is None or not tool.takes_text or tool.grammar is not None
                     self._thinks, self._held = False, None if is_plain else []
-                    self.call_ids.append(new_call_id(self.call_ids))
+                    ids = self.call_ids  # `Thoughts` finds the answer by any of them
+                    ids.append(f"{ids[0]}-{len(ids)}" if ids else new_id("call"))
                     delta = replace(delta, call_id=self.call_ids[-1])  # noqa: PLW2901  the one with an id
                 case Begin(kind):
                     self._thinks, self._held = kind == "thought", None

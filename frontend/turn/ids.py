@@ -2,7 +2,7 @@
 
 import hashlib
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -28,16 +28,6 @@ def vary(data: bytes) -> None:
 def new_id(prefix: str, separator: str = "_") -> str:
     """An id with 192 random bits; prefixes are `resp`, `msg`, `rs`, `call`..."""
     return f"{prefix}{separator}{_source.get().getrandbits(192):048x}"
-
-
-def new_call_id(earlier: Sequence[str]) -> str:
-    """The id of a call after `earlier` ones of its answer: that of the first, and a number."""
-    return f"{earlier[0]}-{len(earlier)}" if earlier else new_id("call")
-
-
-def answer_of(call_id: str) -> str:
-    """The id of the answer's first call."""
-    return call_id.partition("-")[0]
 
 
 def new_seed() -> int:

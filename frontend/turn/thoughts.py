@@ -21,7 +21,6 @@ from frontend.harmony.conversation import (
 )
 from frontend.harmony.parse import ReadMessage
 from frontend.text.tokenizer import ModelTokenizer, SpecialToken
-from frontend.turn.ids import answer_of
 
 # Separates two Harmony messages of one kind, such as a preamble and the answer.
 PARAGRAPH = "\n\n"
@@ -72,16 +71,17 @@ def written_messages(
         if part[-1] == special[SpecialToken.RETURN]:
             part[-1] = special[SpecialToken.END]  # as Harmony has it in a history
         text = tokenizer.decode(part[message.start - start :])
-        messages.append(WrittenMessage(kind=message.kind, text=text, token_ids=part, call=message.call))
+        messages.append(WrittenMessage(kind=message.kind, text=text, token_ids=part, call=message.call or ""))
         start = message.stop
     return tuple(messages)
 
 
 def _is_same_call(call: ToolCall, written: WrittenMessage) -> bool:
     """Whether the tool is the same, and the arguments are the same text or JSON, which clients reformat, or
-    the input of a custom tool that the model wrapped in JSON."""
-    if call.called != written.call or call.arguments == written.text:
-        return call.called == written.call
+    the input of a custom tool that the model wrapped in JSON, or the Messages API made an object."""
+    is_same_tool = call.called == written.call.removeprefix("functions.")
+    if not is_same_tool or call.arguments == written.text:
+        return is_same_tool
     try:
         value = msgspec.json.decode(written.text or "{}")
         if call.takes_text:
@@ -89,7 +89,7 @@ def _is_same_call(call: ToolCall, written: WrittenMessage) -> bool:
         # As text: to Python, 1, 1.0 and true are equal.
         return _json(value) == _json(msgspec.json.decode(call.arguments))
     except (msgspec.DecodeError, RecursionError):
-        return False
+        return call.arguments == _json({"arguments": written.text}).decode()
 
 
 def _json(value: object) -> bytes:
@@ -130,7 +130,7 @@ class Thoughts:
 
     def recall(self, owner: str, call_id: str) -> Kept | None:
         """The answer with that call, if it is kept."""
-        key = owner, answer_of(call_id)
+        key = owner, call_id.partition("-")[0]  # the first call's, see `Choice`
         with self._lock:
             value, since_s = self._by_id.get(key, (None, -math.inf))
             if time.monotonic() - since_s > MAX_AGE_S:

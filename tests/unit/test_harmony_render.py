@@ -98,7 +98,7 @@ def test_the_reasoning_of_every_earlier_answer_is_left_out() -> None:
 def test_a_thought_as_the_model_wrote_it_is_kept_only_after_the_last_answer() -> None:
     thought = WrittenMessage(kind="thought", text="Hm.", token_ids=array("I", [1, 2]))
     said = WrittenMessage(kind="text", text="Yes.", token_ids=array("I", [3]))
-    called = WrittenMessage(kind="call", text="{}", token_ids=array("I", [4]))
+    called = WrittenMessage(kind="call", text="{}", token_ids=array("I", [4]), call="python")
     turns = (
         AssistantTurn(reasoning="Hm.", text="Yes.", written=(thought, said)),
         UserTurn("b"),
@@ -108,6 +108,7 @@ def test_a_thought_as_the_model_wrote_it_is_kept_only_after_the_last_answer() ->
     found = [each.tolist() for each in render(Conversation(turns=turns)) if isinstance(each, array)]
     assert found == [[3], [1, 2], [4]]
     assert history(*turns).count("<|start|>assistant") == 1, "before the first message of an answer only"
+    assert "<|start|>python to=assistant<|channel|>analysis<|message|>r<|end|>" in history(*turns)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +122,6 @@ def test_a_thought_as_the_model_wrote_it_is_kept_only_after_the_last_answer() ->
         ({"name": ""}, "functions._<|channel|>"),
         ({"name": "f<|channel|>"}, "functions.f__channel__<|channel|>"),
         ({"name": "a=b"}, "functions.a_b<|channel|>"),
-        ({"name": "a\nb"}, "functions.a_b<|channel|>"),
     ],
 )
 def test_a_call_has_one_word_as_its_recipient(call: dict[str, Any], rendered: str) -> None:

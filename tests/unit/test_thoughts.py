@@ -26,6 +26,7 @@ from tests.scripted_frontend import TOKENIZER
 
 HI = UserTurn("Hi")
 THINK = "<|channel|>analysis<|message|>Think.<|end|>"
+PYTHON = "<|start|>assistant to=python<|channel|>analysis<|message|>1<|call|>"
 FINAL = "<|start|>assistant<|channel|>final<|message|>Said.<|return|>"
 DEEP = "[" * 5000 + "]" * 5000
 
@@ -40,7 +41,7 @@ def called(*call_ids: str, arguments: str = "{}", takes_text: bool = False, **fi
 
 
 def message(kind: Kind, text: str) -> WrittenMessage:
-    call = "f" if kind == "call" else None
+    call = "functions.f" if kind == "call" else ""
     return WrittenMessage(kind=kind, text=text, token_ids=array("I", [1]), call=call)
 
 
@@ -69,14 +70,13 @@ def now(*call_ids: str, **fields: Any) -> AssistantTurn:
         ("{}", now(text="More."), False),
         ("{}", now(name="g"), False),
         ("{}", now("a", "a"), False),
-        ("{}", AssistantTurn(text="Now."), False),
         ('{"a": 1, "b": 2}', now(arguments='{"b":2,"a":1}'), True),
         ('{"a": 1}', now(arguments='{"a": 1.0}'), False),
         ('{"a": 1}', now(arguments='{"a": true}'), False),
         ('{"a": [1, 2]}', now(arguments='{"a": [2, 1]}'), False),
         ("{", now(arguments="{ "), False),
         (DEEP, now(arguments=DEEP + " "), False),
-        ("{", now(arguments="{"), True),
+        ("{", now(arguments='{"arguments":"{"}'), True),
         ('{"input": "x"}', now(arguments="x", takes_text=True), True),
         ('{"input": "x", "more": 1}', now(arguments="x", takes_text=True), False),
         ("x", now(arguments="y", takes_text=True), False),
@@ -91,15 +91,15 @@ def test_a_turn_is_the_answer_if_its_content_is_the_same(
 
 
 def written(text: str) -> tuple[WrittenMessage, ...]:
-    parser = HarmonyParser(TOKENIZER.vocabulary, frozenset())
+    parser = HarmonyParser(TOKENIZER.vocabulary, frozenset({"python"}))
     token_ids = TOKENIZER.encode_text(text, allow_special=True)
     parser.feed(token_ids)
     return written_messages(token_ids, parser.messages, TOKENIZER)
 
 
 def test_an_answer_is_recorded_as_a_history_has_it() -> None:
-    thought, said = written(THINK + FINAL)
-    assert [(m.kind, m.text) for m in (thought, said)] == [("thought", "Think."), ("text", "Said.")]
+    *others, said = written(THINK + PYTHON + FINAL)
+    assert [(m.kind, m.text, m.call) for m in others] == [("thought", "Think.", ""), ("call", "1", "python")]
     last = TOKENIZER.encode_text(FINAL.replace("<|return|>", "<|end|>"), allow_special=True)
     assert list(said.token_ids) == last
 
