@@ -92,7 +92,8 @@ class Admission:
         self._max_wait_s = max_wait_s or math.inf
         self._capacity = UNKNOWN
         self._read_again_s = 0.0
-        self.waiting: dict[str, list[tuple[int, Turn]]] = {}  # by caller; the first one's turn is next
+        # By key or address, then by user; the first one's turn is next.
+        self.waiting: dict[str, dict[str, list[tuple[int, Turn]]]] = {}
         self._num_waiting = 0
         self._num_starting = 0  # without a token
         self._num_running = 0  # in all
@@ -106,8 +107,10 @@ class Admission:
         self._let_in()  # a worker may have joined
         if self._has_room():
             return
-        num_mine = len(self.waiting.get(caller, ()))
-        num_callers = len(self.waiting) + (not num_mine)
+        owner, _, user = caller.partition("\n")
+        users = self.waiting.get(owner, {})
+        num_mine = len(users.get(user, ()))
+        num_callers = (len(self.waiting) + (not users)) * (len(users) + (not num_mine))  # if all are like it
         most = max(self._capacity.num_waiting, round(_SHORTEST_QUEUE_S * self._rate))
         if self._num_waiting >= most and num_mine >= most // num_callers:
             raise self.refusal("queue_full")
@@ -123,7 +126,9 @@ class Admission:
             self._booked_s = 0.0  # the clients that were to come back did not, or will find a place
             return self._take_place()
         turn: Turn = asyncio.get_running_loop().create_future()
-        insort(self.waiting.setdefault(caller, []), (request.priority, turn), key=itemgetter(0))
+        owner, _, user = caller.partition("\n")
+        turns = self.waiting.setdefault(owner, {}).setdefault(user, [])
+        insort(turns, (request.priority, turn), key=itemgetter(0))
         self._num_waiting += 1
         ends_s = _now_s() + min(self._max_wait_s, request.deadline_s)
         self._metrics.of("queued_requests").value += 1
@@ -140,7 +145,7 @@ class Admission:
         finally:
             self._metrics.of("queued_requests").value -= 1
             if not turn.done():
-                self._take_out(caller, turn)
+                self._take_out(owner, user, turn)
         if not turn.done():
             raise self.refusal("waited")
         return turn.result()
@@ -214,18 +219,23 @@ class Admission:
 
     def _let_in(self) -> None:
         while self.waiting and self._has_room():
-            caller = next(iter(self.waiting))
-            _, turn = self.waiting[caller][0]
-            self._take_out(caller, turn)
-            if caller in self.waiting:  # its other requests wait until all other callers had a turn
-                self.waiting[caller] = self.waiting.pop(caller)
+            owner, users = next(iter(self.waiting.items()))
+            user = next(iter(users))
+            _, turn = users[user][0]
+            self._take_out(owner, user, turn)
+            if user in users:  # its other requests wait until all other users of the key had a turn
+                users[user] = users.pop(user)
+            if owner in self.waiting:
+                self.waiting[owner] = self.waiting.pop(owner)
             turn.set_result(self._take_place())
 
-    def _take_out(self, caller: str, turn: Turn) -> None:
-        entries = self.waiting[caller]
-        entries[:] = [entry for entry in entries if entry[1] is not turn]
-        if not entries:
-            del self.waiting[caller]
+    def _take_out(self, owner: str, user: str, turn: Turn) -> None:
+        users = self.waiting[owner]
+        users[user] = [entry for entry in users[user] if entry[1] is not turn]
+        if not users[user]:
+            del users[user]
+        if not users:
+            del self.waiting[owner]
         self._num_waiting -= 1
 
 

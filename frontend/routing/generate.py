@@ -228,7 +228,7 @@ class Generator:
         for model in {worker.model for worker in self._fleet.table.live()} | self._admissions.keys():
             self._metrics.expect(model)
             admission = self._admission(model)
-            by_caller += map(len, admission.waiting.values())
+            by_caller += [len(turns) for users in admission.waiting.values() for turns in users.values()]
             for kind, (num_taken, num_places) in admission.places().items():
                 of("taken_places", model, kind).value = num_taken
                 if num_places < math.inf:

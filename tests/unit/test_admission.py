@@ -115,7 +115,7 @@ async def test_a_place_that_becomes_free_goes_to_the_next_caller_in_turn() -> No
     await turn()
     assert load.metric("baton_queued_requests") == 4
     assert load.admission.places() == {"prefill": (0, math.inf), "running": (1, 1), "queue": (4, 9)}
-    assert [len(requests) for requests in load.admission.waiting.values()] == [3, 1]
+    assert [len(each[""]) for each in load.admission.waiting.values()] == [3, 1]
     await asyncio.gather(*many, *few)
     assert load.started == [("a", 0), ("a", 10), ("b", 20), ("a", 30), ("a", 40)]
     assert load.metric("baton_queued_requests") == 0
@@ -137,6 +137,20 @@ async def test_a_full_queue_refuses_at_once_but_not_a_caller_without_its_share()
     await load.refused("b")
     await asyncio.gather(*many, *few)
     assert [caller for caller, _ in load.started] == ["a", "a", "b", "a", "b", "a", "a"]
+
+
+@jumping
+async def test_keys_take_turns_however_many_users_they_name() -> None:
+    load = Load(num_running=1, num_waiting=4, lasts_s=5)
+    await load.measured()
+    many = [asyncio.create_task(load.one(f"a\n{user}")) for user in (0, 1, 1, 2, 3, 4)]
+    await turn()
+    await load.refused("a\n5")
+    few = load.several("b", 2)
+    await turn()
+    await asyncio.gather(*many, *few)
+    turns = ["a\n0", "a\n1", "b", "a\n2", "b", "a\n3", "a\n4", "a\n1"]
+    assert [caller for caller, _ in load.started] == turns
 
 
 @jumping

@@ -96,7 +96,7 @@ def test_users_of_a_key_take_turns_and_without_either_addresses_do(path: str) ->
     address, key, ann, bob, bob_without = run_jumping(main())
     assert address == "127.0.0.1"
     assert "Bearer" not in key, "a digest"
-    assert (ann, bob, bob_without) == (key + "ann", key + "bob", " bob")
+    assert (ann, bob, bob_without) == (key + "ann", key + "bob", "\nbob")
 
 
 @pytest.mark.parametrize("path", BODIES)
