@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # gpt-oss on vLLM: prefill on one GPU and decode on another, both roles on one, or one aggregated worker.
 #   launch/gpt_oss_vllm.sh [20b|120b] [--agg | --one-gpu [--prefill-sm-share 100]] [--dry-run]
-# The default is 120b; an H200 holds either. --one-gpu: GPU $CUDA_VISIBLE_DEVICES, else 0 (deploy/README.md).
+# The default is 120b; an H200 holds either, or the 20b twice. --one-gpu: GPU $CUDA_VISIBLE_DEVICES, else 0 (deploy/README.md).
 # Override the variables below and those at the top of launch/trtllm.sh in the environment. A role's GPUs are divided
 # evenly among its workers. *FLAGS replace the default flags; *EXTRA_FLAGS are added after them.
 set -euo pipefail
@@ -22,8 +22,10 @@ while (($#)); do
     shift
 done
 [[ -z $sm_share || -n $one_gpu ]] || refuse "error: --prefill-sm-share: needs --one-gpu"
-[[ ${sm_share:-100} == 100 || -n ${MEASURE_ONLY:-} ]] ||
-    refuse "error: --prefill-sm-share $sm_share: with a part of the SMs an H200 computed wrong numbers (docs/gpu-runs.md#one-gpu); MEASURE_ONLY=1 starts it all the same"
+limit="--prefill-sm-share ${sm_share:-100}"
+[[ -z $one_gpu || $limit != *" 100" ]] || limit="CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=${CUDA_MPS_ACTIVE_THREAD_PERCENTAGE:-100}"
+[[ $limit == *[\ =]100 || -n ${MEASURE_ONLY:-} ]] ||
+    refuse "error: $limit: with a part of the SMs an H200 computed wrong numbers (docs/gpu-runs.md#one-gpu); MEASURE_ONLY=1 starts it all the same"
 [[ -z $one_gpu || -z $agg ]] || refuse "error: --one-gpu and --agg: give one of them"
 
 configs=engine_configs/vllm/gpt-oss-$size
