@@ -80,11 +80,12 @@ def doctor(parsed: Parsed[DoctorSettings]) -> int:
 def gather(settings: DoctorSettings) -> Facts:
     """Run all probes. Takes a second or two; longer if a server does not answer."""
     gpus, gpu_problem = probe_gpus()
+    yamls = f"{settings.prefill_engine_args} {settings.decode_engine_args} {settings.engine_args}"
     memlock, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     return Facts(
         gpus=gpus,
         gpu_problem=gpu_problem,
-        model=probe_model(settings.model_path),
+        model=msgspec.structs.replace(probe_model(settings.model_path), settings=yamls),
         workers=tuple(wanted_workers(settings, os.environ.get("CUDA_VISIBLE_DEVICES"))),
         engine=settings.engine,
         memlock_bytes=None if memlock == resource.RLIM_INFINITY else memlock,

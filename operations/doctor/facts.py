@@ -22,7 +22,8 @@ class Gpu(msgspec.Struct, frozen=True):
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
-    """The model folder. `problem`: why it cannot be read; `missing`: files that it should have."""
+    """The model folder. `problem`: why it cannot be read; `missing`: files that it should have; `settings`:
+    the names of the workers' YAML, which have the model's size if the folder's name has not."""
 
     path: str
     problem: str | None = None
@@ -30,10 +31,12 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     num_layers: int | None = None
     missing: tuple[str, ...] = ()
     weight_bytes: int = 0
+    settings: str = ""
 
     @property
     def download(self) -> str:
-        is_small = self.num_layers < 36 if self.num_layers else "120b" not in self.path.lower()
+        named = (self.path if "20b" in self.path.lower() else self.settings).lower()
+        is_small = self.num_layers < 36 if self.num_layers else "120b" not in named
         repo = f"openai/gpt-oss-{'20b' if is_small else '120b'}"
         return download_command(repo) + ("" if self.path == repo else f" --local-dir {self.path}")
 
