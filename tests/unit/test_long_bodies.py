@@ -112,27 +112,21 @@ async def test_a_prompt_longer_than_the_context_is_counted_and_one_longer_than_t
     assert f"`input` has more than {most} tokens" in reply.error["message"]
 
 
-class SlowFleet(ScriptedFleet):
+class SlowFleet(NotingFleet):
     """Tokenises no prompt until `go_on`."""
 
     def __init__(self) -> None:
-        super().__init__(context_length=2 * LONG_BYTES)
+        super().__init__()
         self.go_on = threading.Event()
 
-    def served(self, model: str) -> ServedModel:
-        def encode_segments(*given: Any) -> Any:
-            self.go_on.wait()
-            return TOKENIZER.encode_segments(*given)
-
-        tokenizer = copy.copy(TOKENIZER)
-        tokenizer.encode_segments = encode_segments  # type: ignore[assignment,method-assign]
-        return msgspec.structs.replace(super().served(model), tokenizer=tokenizer)
+    def _noting(self, encode: Callable[..., list[int]]) -> Callable[..., list[int]]:
+        return lambda *given, **options: encode(*given, **options) if self.go_on.wait() else []
 
 
 async def test_full_workers_let_one_long_prompt_be_counted_at_a_time() -> None:
     fleet = SlowFleet()
     client = Client(ScriptedTokens(refuses_with=Overloaded("full")), fleet)
-    long = [{"role": "user", "content": "x" * 3 * LONG_BYTES}]
+    long = [{"role": "user", "content": "x" * 11 * LONG_BYTES}]
     asked = [asyncio.create_task(client.chat(messages=long)) for _ in range(3)]
     while sum(each.done() for each in asked) < 2:
         await asyncio.sleep(0)
