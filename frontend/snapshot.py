@@ -9,6 +9,7 @@ from heapq import nlargest
 from itertools import chain, islice
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakSet
 
 import msgspec
 
@@ -197,7 +198,7 @@ class Snapshots:
         self._since_s = 0
         self._making: asyncio.Task[tuple[bytes, bytes]] | None = None
         self._begun_s = 0.0
-        self._num_viewers = 0
+        self._viewers = WeakSet[AsyncGenerator[bytes, None]]()
         self._closed = asyncio.Event()
 
     def start(self) -> None:
@@ -248,19 +249,16 @@ class Snapshots:
 
     def stream(self, *, with_ids: bool) -> AsyncGenerator[bytes, None]:
         """Server-sent events, one a second. Raises NotReady at once if there are too many viewers."""
-        if self._num_viewers >= MAX_VIEWERS:
+        if len(self._viewers) >= MAX_VIEWERS:
             raise NotReady(f"{MAX_VIEWERS} viewers are watching already; retry later.", retry_after_s=5)
-        return self._stream(with_ids)
+        self._viewers.add(viewer := self._stream(with_ids))
+        return viewer
 
     async def _stream(self, with_ids: bool) -> AsyncGenerator[bytes, None]:
-        self._num_viewers += 1
-        try:
-            while not self._closed.is_set():
-                yield b"data: " + await self.latest(with_ids=with_ids) + b"\n\n"
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self._closed.wait(), EVERY_S)
-        finally:
-            self._num_viewers -= 1
+        while not self._closed.is_set():
+            yield b"data: " + await self.latest(with_ids=with_ids) + b"\n\n"
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._closed.wait(), EVERY_S)
 
     async def _encoded(self) -> tuple[bytes, bytes]:
         """Without ids, and with them."""

@@ -156,10 +156,11 @@ async def test_viewers_are_bounded_and_end_when_the_frontend_drains(monkeypatch:
     monkeypatch.setattr(snapshot, "MAX_VIEWERS", 2)
     async with shown(Registry(worker("d1"))) as (_, _, snapshots):
         views = [snapshots.stream(with_ids=True) for _ in range(2)]
+        with pytest.raises(NotReady):  # before they begin
+            snapshots.stream(with_ids=True)
         for view in views:
             assert (await anext(view)).startswith(b"data: {")
-        with pytest.raises(NotReady):
-            snapshots.stream(with_ids=True)
+        del view
         await views.pop().aclose()  # a viewer that leaves makes room
         views.append(snapshots.stream(with_ids=True))
         await anext(views[1])
