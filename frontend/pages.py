@@ -1,5 +1,6 @@
 """What is served besides the APIs' requests: models, health, metrics, the live page and its figures."""
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
@@ -99,7 +100,7 @@ def pages(services: Services) -> Mapping[str, Page]:
     async def requests(request: Request) -> Response:
         query = query_of(request.query_params.multi_items())
         found = [find(services.metrics.records, query), *await services.others(query)]
-        return _json(explain(query, found))
+        return _json(await asyncio.to_thread(explain, query, found))  # streams go on meanwhile
 
     found: dict[str, Page] = {"/health": health, "/live": live, "/metrics": metrics}
     found |= {"/fleet": look, "/requests": requests, **_model_pages(fleet)}
