@@ -54,9 +54,6 @@ _RULES: Mapping[str, Rule] = {
 """By stage; `gap`: the longest time between two tokens; `answer`: a worker had not answered when the request
 ended; `delay`, `still`: an event loop stood still; `busy`: for want of a CPU. And by an attempt's code."""
 _WAITS = {name for name, rule in _RULES.items() if rule.group == "wait"}
-_FULL = _WAITS & STAGES.keys()
-_BEFORE = {"read", "render", *_FULL}
-"""Stages in which no worker works for the request."""
 _OTHER = Rule("{worker} failed ({code})", _LOG)
 
 
@@ -186,7 +183,8 @@ class Usual:
         self._spans = []
         for record in recent:
             if record.first_token_s is not None:  # else it did no more than wait, as far as is known
-                waited_s = sum(lasted_s for stage, lasted_s in record.spent().items() if stage in _BEFORE)
+                before = _WAITS | {"read", "render"}
+                waited_s = sum(lasted_s for stage, lasted_s in record.spent().items() if stage in before)
                 ended_s = record.at_s + (record.duration_s or 0)
                 self._spans.append((record.caller, len(record.legs), record.at_s + waited_s, ended_s))
             if 0 < record.status < 400 and len(record.attempts) == len(record.legs) > 0:
@@ -240,4 +238,5 @@ def verdict(record: Record, usual: Usual) -> Verdict | None:
     if first.rule == "delay" and first_s >= worst_s / 2:
         return replace(first.verdict(first_s, record), stage=worst.stage)
     found = worst.verdict(worst_s, record)
-    return replace(found, crowd=usual.crowd(record, worst_s)) if worst.rule in _FULL else found
+    is_full = worst.rule in _WAITS & STAGES.keys()
+    return replace(found, crowd=usual.crowd(record, worst_s)) if is_full else found

@@ -219,14 +219,12 @@ class Admission:
 
     def _let_in(self) -> None:
         while self.waiting and self._has_room():
-            owner, users = next(iter(self.waiting.items()))
-            user = next(iter(users))
-            _, turn = users[user][0]
+            owner = next(iter(self.waiting))  # its other requests wait until all others had a turn,
+            users = self.waiting[owner] = self.waiting.pop(owner)
+            user = next(iter(users))  # and so do those of its user
+            turns = users[user] = users.pop(user)
+            _, turn = turns[0]
             self._take_out(owner, user, turn)
-            if user in users:  # its other requests wait until all other users of the key had a turn
-                users[user] = users.pop(user)
-            if owner in self.waiting:
-                self.waiting[owner] = self.waiting.pop(owner)
             turn.set_result(self._take_place())
 
     def _take_out(self, owner: str, user: str, turn: Turn) -> None:

@@ -252,3 +252,5 @@ async def test_the_request_id_goes_from_header_to_worker_and_back() -> None:
         reply = await client.post(ROUTE, {"model": MODEL, "messages": [HI]}, {"x-request-id": given})
         assert client.tokens.requests[-1].request_id == reply.headers["x-request-id"]
         assert (reply.headers["x-request-id"] == given) is is_kept
+        assert reply.headers["request-id"] == reply.headers["x-request-id"]
+        assert int(reply.headers["content-length"]) == len(reply.body)

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
 from typing import Any
 
-import msgspec
 import pytest
 
 from baton.errors import BatonError, DeadlineExceeded, InvalidRequest, NotReady, Overloaded
@@ -34,28 +33,6 @@ def part(body: bytes, *, more: bool = False) -> dict[str, Any]:
 
 
 GONE = {"type": "http.disconnect"}
-
-
-async def test_a_whole_answer_has_its_length_its_id_and_its_headers() -> None:
-    sent: list[dict[str, Any]] = []
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    async def receive() -> dict[str, Any]:
-        raise AssertionError
-
-    each = Exchange({"headers": [(b"x-request-id", b"r7")], "query_string": b""}, receive, send)
-    began = each.started
-    await each.answer(201, msgspec.Raw(b'{"a":1}'), [(b"x-more", b"1")])
-    assert (began, each.started) == (False, True)
-    start, end = sent
-    assert start["status"] == 201
-    assert dict(start["headers"]) == {
-        b"content-type": b"application/json", b"content-length": b"7",
-        b"x-request-id": b"r7", b"request-id": b"r7", b"x-more": b"1",
-    }  # fmt: skip
-    assert (end["body"], end["more_body"]) == (b'{"a":1}', False)
 
 
 def test_a_client_is_known_by_its_key_under_either_apis_header() -> None:
