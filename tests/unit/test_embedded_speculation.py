@@ -32,14 +32,15 @@ SAMPLINGS: list[dict[str, Any]] = [
     {"temperature": 0.2, "seed": 5, "frequency_penalty": 0.4, "presence_penalty": 0.1, "logit_bias": FEW[3]},
     {"temperature": 0.2, "seed": 6, "repetition_penalty": 1.05, "logit_bias": FEW[2]},
     {"temperature": 0.5, "seed": 7, "min_tokens": 30, "stop_token_ids": (6, 9), "logit_bias": FEW[2]},
+    {"temperature": 0.0, "logit_bias": FEW[1], "tokens": (REPEATED * 8)[: CONTEXT_LENGTH - 20]},
 ]
 
 
 @pytest.mark.parametrize("number", range(len(SAMPLINGS)))
 async def test_an_answer_is_the_same_in_fewer_steps(checkpoint: Path, number: int) -> None:
-    sampling = {"logprobs": 2, "max_tokens": 80} | SAMPLINGS[number]
+    asked: dict[str, Any] = {"tokens": REPEATED, "logprobs": 2, "max_tokens": 80} | SAMPLINGS[number]
     async with started(checkpoint) as off, started(checkpoint, speculate="lookup") as on:
-        expected, found = [await chunks(each.decode(ask(REPEATED, **sampling))) for each in (off, on)]
+        expected, found = [await chunks(each.decode(ask(**asked))) for each in (off, on)]
         assert outcome(found) == outcome(expected)
         wanted = [entry for chunk in expected for entry in chunk.logprobs or ()]
         for entry in (entry for chunk in found for entry in chunk.logprobs or ()):
@@ -96,13 +97,3 @@ async def test_any_prompt_seed_and_length_gives_the_same_answer_resumed_too(chec
                 request, token_ids=request.token_ids + so_far, num_generated=len(so_far)
             )
             assert so_far + outcome(await chunks(on.decode(resumed)))[0] == whole[0]
-
-
-async def test_nothing_is_guessed_beyond_the_context(checkpoint: Path) -> None:
-    long = (REPEATED * 8)[: CONTEXT_LENGTH - 20]
-    async with started(checkpoint) as off, started(checkpoint, speculate="lookup") as on:
-        expected, found = [
-            outcome(await chunks(each.decode(ask(long, max_tokens=100)))) for each in (off, on)
-        ]
-        assert found == expected
-        assert found[1:] == ("length", 20)

@@ -100,7 +100,10 @@ async def test_a_call_that_ended_while_its_kv_was_stored_does_not_go_on(checkpoi
         assert here.call.outbox.empty()
 
 
-async def test_kv_that_is_gathered_after_its_request_has_ended_is_not_offered(checkpoint: Path) -> None:
+@pytest.mark.parametrize("ends", [DeadlineExceeded, asyncio.CancelledError])
+async def test_kv_that_is_gathered_after_its_request_has_ended_is_not_offered_and_its_buffer_is_free(
+    checkpoint: Path, ends: type[BaseException]
+) -> None:
     run, gather = threading.Event(), threading.Event()
     async with started(checkpoint, Wire(), Role.PREFILL) as prefill:
         steps = steps_of(prefill)
@@ -114,9 +117,15 @@ async def test_kv_that_is_gathered_after_its_request_has_ended_is_not_offered(ch
         await until(lambda: call.sequence.phase is Phase.PINNED)
         for _ in range(10):
             await asyncio.sleep(0)  # turns in which it asks the thread to gather the KV
-        steps.fail(call, DeadlineExceeded("over"))
+        if ends is DeadlineExceeded:
+            steps.fail(call, DeadlineExceeded("over"))
+        else:
+            handing.cancel()
+            await asyncio.wait({handing})
         gather.set()
         await asyncio.gather(before_the_step, after_the_step)
-        with pytest.raises(DeadlineExceeded):
+        with pytest.raises(ends):
             await handing
         assert (prefill.stats().num_handoffs, prefill.stats().num_handoffs_expired) == (0, 0)
+        free = steps.runner.staging._free  # noqa: SLF001  no public method shows it
+        await until(lambda: [len(buffers) for buffers in free.values()] == [1])

@@ -81,7 +81,8 @@ class EmbeddedEngine:
                 yield first
                 return
             steps, transceiver = self._ready(), self._wire()
-            buffer = await steps.on_thread(steps.runner.gather, call.sequence)
+            give_back = steps.runner.staging.give_back
+            buffer = await steps.on_thread(steps.runner.gather, call.sequence, undo=give_back)
             ticket = transceiver.offer(buffer)
             try:
                 if call.sequence.phase is not Phase.PINNED:  # the deadline came first
@@ -96,7 +97,7 @@ class EmbeddedEngine:
                     raise HandoffFailed(f"no decode worker pulled the KV within {ttl_s:.3g} s") from None
             finally:
                 transceiver.withdraw(ticket)
-                steps.runner.staging.give_back(buffer)
+                give_back(buffer)
 
     async def decode(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         async with self._call(request, hands_off=False) as call:
@@ -165,8 +166,9 @@ class EmbeddedEngine:
             raise HandoffFailed(f"the handoff's {handoff.ttl_s:.3g} s expired in the queue") from None
         if sequence.phase is not Phase.PULLING:
             return  # what ended the call is in its outbox
-        num_lacking_bytes = runner.pool.num_handoff_bytes(num_tokens - sequence.num_computed)
-        buffer = await steps.on_thread(runner.staging.take, num_lacking_bytes)
+        staging, num_lacking = runner.staging, num_tokens - sequence.num_computed
+        num_bytes = runner.pool.num_handoff_bytes(num_lacking)
+        buffer = await steps.on_thread(staging.take, num_bytes, undo=staging.give_back)
         try:
             began_at = now_s()
             await transceiver.pull(state.ticket, buffer, expires_at - began_at)
@@ -175,7 +177,7 @@ class EmbeddedEngine:
             if sequence.phase is Phase.PULLING:  # otherwise the blocks may have a new owner
                 await steps.on_thread(runner.scatter, buffer, sequence)
         finally:
-            runner.staging.give_back(buffer)
+            staging.give_back(buffer)
         if sequence.phase is Phase.PULLING:
             self._counts["num_handoffs"] += 1
             sequence.num_cached = state.num_cached_tokens

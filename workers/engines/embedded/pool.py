@@ -133,14 +133,13 @@ class Staging:
         """A part of a buffer, whose `owner` is a uint8 tensor; its contents are arbitrary."""
         size = max(_MIN_BYTES, 1 << (num_bytes - 1).bit_length())
         free = self._free.setdefault(size, [])
-        return (free.pop() if free else self._allocate(size)).part(0, num_bytes)
+        if not free:
+            tensor = torch.empty(size, dtype=torch.uint8, device=self._device, pin_memory=self._pinned)
+            index = tensor.device.index if tensor.is_cuda else None
+            free.append(Memory(address=tensor.data_ptr(), num_bytes=size, device_index=index, owner=tensor))
+        return free.pop().part(0, num_bytes)
 
     def give_back(self, buffer: Memory) -> None:
         """Return a buffer that is neither read nor written."""
         assert buffer.whole is not None
         self._free[buffer.whole.num_bytes].append(buffer.whole)
-
-    def _allocate(self, size: int) -> Memory:
-        tensor = torch.empty(size, dtype=torch.uint8, device=self._device, pin_memory=self._pinned)
-        index = tensor.device.index if tensor.is_cuda else None
-        return Memory(address=tensor.data_ptr(), num_bytes=size, device_index=index, owner=tensor)

@@ -104,10 +104,17 @@ class StepLoop:
         self._ask_mask(call.sequence)
         self._wake.set()
 
-    async def on_thread(self, function: Callable[..., T], *args: object) -> T:
-        """Run something on the compute thread; an exception breaks the engine and becomes WorkerLost."""
+    async def on_thread(
+        self, function: Callable[..., T], *args: object, undo: Callable[[T], object] = lambda _: None
+    ) -> T:
+        """Run something on the compute thread; an exception breaks the engine and becomes WorkerLost. If this
+        is cancelled, it runs all the same, and then `undo` gets its result."""
         work = asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
-        await asyncio.wait({work})
+        try:
+            await asyncio.wait({work})
+        except asyncio.CancelledError:
+            work.add_done_callback(lambda _: work.cancelled() or work.exception() or undo(work.result()))
+            raise
         if (error := work.exception()) is not None:
             self._break(error)
             raise WorkerLost(self.broke.result()) from error
