@@ -2,12 +2,15 @@
 
 import asyncio
 import contextlib
+import os
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from safetensors.torch import load_file, save_file
 
 from baton.errors import DeadlineExceeded, HandoffFailed, WorkerLost
 from baton.messages import GenerateRequest, Guided, KvHandoff, Role
@@ -117,9 +120,23 @@ class CompilingSlowly:
     def close(self) -> None: ...
 
 
-async def test_a_folder_without_a_checkpoint_fails_the_start(tmp_path: Path) -> None:
+@pytest.mark.parametrize("damage", ["no file", "a file cut short", "no such weight", "a smaller weight"])
+async def test_a_checkpoint_that_is_not_whole_fails_the_start(
+    checkpoint: Path, damage: str, tmp_path: Path
+) -> None:
+    shutil.copytree(checkpoint, tmp_path, dirs_exist_ok=True)
+    file = tmp_path / "model.safetensors"
+    weights = load_file(file)
+    head = weights.pop("lm_head.weight")
+    if damage == "a smaller weight":
+        weights["lm_head.weight"] = head[1:].clone()
+    file.unlink()
+    if damage != "no file":
+        save_file(weights, file, metadata={"format": "pt"})
+    if damage == "a file cut short":
+        os.truncate(file, file.stat().st_size - 100)
     lost = new_engine(tmp_path, None)
-    with pytest.raises(OSError, match=tmp_path.name):
+    with pytest.raises((OSError, ValueError), match=tmp_path.name):
         await lost.start()
     await lost.stop()
 

@@ -2,9 +2,11 @@
 
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
+from safetensors import SafetensorError
 from transformers import AttentionInterface, GptOssConfig, GptOssForCausalLM
 from transformers.utils.quantization_config import Mxfp4Config
 
@@ -157,15 +159,24 @@ class GptOss:
         AttentionInterface.register(_ATTENTION, paged_attention)
         config = GptOssConfig.from_pretrained(path, local_files_only=True)
         quantized = getattr(config, "quantization_config", None) is not None
-        self._model = GptOssForCausalLM.from_pretrained(
-            path,
-            config=config,
-            local_files_only=True,
-            dtype=dtype,
-            attn_implementation=_ATTENTION,
-            experts_implementation=_EXPERTS,
-            quantization_config=Mxfp4Config(dequantize=True) if quantized else None,
-        )
+        try:
+            loaded: Any = GptOssForCausalLM.from_pretrained(
+                path,
+                config=config,
+                local_files_only=True,
+                dtype=dtype,
+                attn_implementation=_ATTENTION,
+                experts_implementation=_EXPERTS,
+                quantization_config=Mxfp4Config(dequantize=True) if quantized else None,
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+            )
+        except SafetensorError as error:
+            raise ValueError(f"{path}: {error}") from error
+        self._model: GptOssForCausalLM = loaded[0]
+        # In their place transformers sets random weights.
+        if bad := [*loaded[1]["missing_keys"], *(key for key, *_ in loaded[1]["mismatched_keys"])]:
+            raise ValueError(f"{path}: {min(bad)} is missing, or its size is not that of config.json")
         torch.nn.Module.to(self._model, device)  # transformers does not type `to`
         self._device = device
         self.context_length: int = config.max_position_embeddings
