@@ -66,6 +66,8 @@ def check_numbers(workers: Iterable[WorkerInfo], trusted: Trusted) -> tuple[dict
     for model, scored in by_model.items():
         reference, source = trusted.get(model), "the trusted build's"
         if reference is None:
+            if trusted:
+                doubts.append(f"{model}: --trusted-numbers is of {', '.join(trusted)}, so it is not used")
             groups = sorted(_groups(scored), key=len, reverse=True)
             reference, source = groups[0][0][1], f"those of {len(groups[0])} of {len(scored)} workers"
             if 2 * len(groups[0]) <= len(scored):

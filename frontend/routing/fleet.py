@@ -255,7 +255,7 @@ class Fleet:
                     if worker.address in refused:
                         self.table.note(worker, "invalid", refused[worker.address])
                 for doubt in set(doubts).difference(self._doubts):
-                    log.error("numbers differ %s", doubt)
+                    log.error("numbers in doubt %s", doubt)
                 self._doubts = doubts
 
     async def _sync(self) -> None:

@@ -31,7 +31,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     """The body of /health. `missing`: what must be started, or become ready, before requests can be served.
     Workers: `warming` ones try their handoffs first, `lost` ones do not respond, `stuck` ones only send
     heartbeats, `refused` ones sent invalid tokens, compute other numbers or have a certificate of another
-    authority; `doubts`: workers whose numbers differ, without a majority, or whose contexts do. Pairs: the
+    authority; `doubts`: workers whose numbers or contexts differ, a model without a record. Pairs: the
     warm-up of `cold_pairs` failed, `refused_pairs` do not match, between `cut_pairs` no KV moved. Stuck
     workers and cut pairs are excluded until a trial succeeds."""
 

@@ -208,10 +208,10 @@ class CacheTransceiver:
                 await self._fetch(ticket.address, ask, self._stream.fetch, into)
         except HandoffFailed:
             raise
-        except WorkerLost as error:
-            raise (HandoffStalled if error.is_silent else HandoffFailed)(_lost(error)) from error
         except (BatonError, OSError, ValueError, *UNDECODABLE) as error:
-            raise HandoffFailed(_lost(error)) from error
+            is_silent = isinstance(error, WorkerLost) and error.is_silent
+            failed = HandoffStalled if is_silent else HandoffFailed
+            raise failed(f"the source of the KV was lost: {error}") from error
 
     async def _read(self, address: str, ask: KvAsk, into: Memory) -> bool:
         """Read the source's memory directly; False if that is not possible."""
@@ -259,10 +259,6 @@ async def _while_granted(fetching: Coroutine[None, None, None], replies: AsyncGe
                 await asyncio.wait({fetched, ended})
         for task in (fetched, ended):
             task.cancelled() or task.exception()  # retrieved
-
-
-def _lost(error: Exception) -> str:
-    return f"the source of the KV was lost: {error}"
 
 
 def choose_transceiver(
