@@ -36,7 +36,7 @@ def get_system_health() -> dict[str, object]:
 
 async def main(api: str) -> None:
     """Let the library run the tools until there is an answer, then ask the next question."""
-    async with AsyncOpenAI(base_url=f"{URL}/v1", api_key="not-used") as client:
+    async with AsyncOpenAI(base_url=f"{URL}/v1", api_key=os.environ.get("KEY", "any")) as client:
         model = (await client.models.list()).data[0].id
         agent = Agent(
             name="Operator",

@@ -43,7 +43,7 @@ def say(client: OpenAI, given: str | ResponseInputParam, previous: Response | No
 
 def main() -> None:
     """Ask two questions; the second does not repeat the first, which the server remembers."""
-    client = OpenAI(base_url=f"{URL}/v1", api_key="not-used")
+    client = OpenAI(base_url=f"{URL}/v1", api_key=os.environ.get("KEY", "any"))
     response = None
     for question in ("Hey, quick check: is everything up and running?", "Thank you! And now?"):
         print("user:", question)

@@ -27,7 +27,7 @@ class Report(BaseModel):
 
 def main() -> None:
     """A chat answer, a response, and a call with arguments that follow the schema."""
-    client = OpenAI(base_url=f"{URL}/v1", api_key="not-used")
+    client = OpenAI(base_url=f"{URL}/v1", api_key=os.environ.get("KEY", "any"))
     model = client.models.list().data[0].id
 
     chat = client.chat.completions.parse(

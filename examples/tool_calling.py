@@ -35,7 +35,7 @@ def get_system_health() -> dict[str, object]:
 
 def main() -> None:
     """Run the tools that the model calls until it answers."""
-    client = OpenAI(base_url=f"{URL}/v1", api_key="not-used")
+    client = OpenAI(base_url=f"{URL}/v1", api_key=os.environ.get("KEY", "any"))
     model = client.models.list().data[0].id
     messages: list[ChatCompletionMessageParam] = [{"role": "user", "content": QUESTION}]
     print("user:", QUESTION)
