@@ -22,10 +22,8 @@ while (($#)); do
     shift
 done
 [[ -z $sm_share || -n $one_gpu ]] || refuse "error: --prefill-sm-share: needs --one-gpu"
-limit="--prefill-sm-share ${sm_share:-100}"
-[[ -z $one_gpu || $limit != *" 100" ]] || limit="CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=${CUDA_MPS_ACTIVE_THREAD_PERCENTAGE:-100}"
-[[ $limit == *[\ =]100 || -n ${MEASURE_ONLY:-} ]] ||
-    refuse "error: $limit: with a part of the SMs an H200 computed wrong numbers (docs/gpu-runs.md#one-gpu); MEASURE_ONLY=1 starts it all the same"
+[[ ${sm_share:-100} == 100 || -n ${MEASURE_ONLY:-} ]] ||
+    refuse "error: --prefill-sm-share $sm_share: with a part of the SMs an H200 computed wrong numbers (docs/gpu-runs.md#one-gpu); MEASURE_ONLY=1 starts it all the same"
 [[ -z $one_gpu || -z $agg ]] || refuse "error: --one-gpu and --agg: give one of them"
 
 configs=engine_configs/vllm/gpt-oss-$size

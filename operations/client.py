@@ -27,9 +27,7 @@ _MAX_BYTES = 16 << 20
 class FrontendFlags:
     """Flags of the tools that need a running frontend."""
 
-    url: str = flag(
-        "http://127.0.0.1:8000", "the frontend; or its port on this machine", env=HTTP_PORT, metavar="URL"
-    )
+    url: str = flag("http://127.0.0.1:8000", "the frontend, or its port here", env=HTTP_PORT, metavar="URL")
     api_key: str = flag("", "for a frontend with --api-keys-file", env="BATON_API_KEY", metavar="KEY")
     insecure: bool = flag(False, "do not check the frontend's certificate")
     tls_cert_file: Path | None = flag(None, "certificate to show, if it asks for one (PEM)", metavar="PATH")

@@ -13,9 +13,7 @@ from operations.errors import CommandError
 class KeySettings:
     """Flags of `python -m baton key NAME`."""
 
-    name: str = flag(
-        "", "the client's; keys with one name are one client's", metavar="NAME", is_positional=True
-    )
+    name: str = flag("", "of the client, which may have several", metavar="NAME", is_positional=True)
     admin: bool = flag(False, "it may see the requests of all keys: python -m baton why")
 
 

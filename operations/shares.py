@@ -20,9 +20,7 @@ from workers.settings import OVERRIDE, SettingsError, read_json
 class ShareSettings:
     """Flags of `python -m baton shares`."""
 
-    model_path: Path = flag(
-        Path("models/demo"), "model folder, or its id in the hub's cache", metavar="FOLDER"
-    )
+    model_path: Path = flag(Path("models/demo"), "model folder, or id in the hub's cache", metavar="FOLDER")
     gpu: str = flag("0", "the GPU, as in CUDA_VISIBLE_DEVICES", metavar="GPU")
     prefill_flags: str = flag("", "flags of the prefill worker, in quotes", metavar="FLAGS")
     decode_flags: str = flag("", "flags of the decode worker", metavar="FLAGS")

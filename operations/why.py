@@ -29,9 +29,7 @@ class WhySettings(FrontendFlags):
     """Flags of `python -m baton why`."""
 
     request_id: str = flag("", "the request's x-request-id", metavar="ID", is_positional=True)
-    slowest: int | None = flag(
-        None, "the N slowest of the last hour", metavar="N", at_least=1, at_most=MAX_FOUND
-    )
+    slowest: int | None = flag(None, "slowest of the last hour", metavar="N", at_least=1, at_most=MAX_FOUND)
     failed: bool = flag(False, "the newest that failed or were retried")
     running: bool = flag(False, "those that run now, the longest first")
     log: Path | None = flag(None, "read a frontend's log (best with --access-log all)", metavar="FILE")

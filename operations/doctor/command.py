@@ -32,9 +32,7 @@ class DoctorSettings:
     """Flags of `python -m baton doctor`. GPU lists are as in CUDA_VISIBLE_DEVICES; `;` separates workers."""
 
     engine: EngineName = flag("trtllm", "engine of the workers")
-    model_path: Path = flag(
-        Path("models/demo"), "model folder, or its id in the hub's cache", metavar="FOLDER"
-    )
+    model_path: Path = flag(Path("models/demo"), "model folder, or id in the hub's cache", metavar="FOLDER")
     prefill_engine_args: Path | None = flag(None, "engine settings of prefill workers", metavar="YAML")
     decode_engine_args: Path | None = flag(None, "engine settings of decode workers", metavar="YAML")
     engine_args: Path | None = flag(None, "engine settings of aggregated workers", metavar="YAML")
@@ -44,14 +42,10 @@ class DoctorSettings:
     prefill_flags: str = flag("", "flags of prefill workers, in quotes", metavar="FLAGS")
     decode_flags: str = flag("", "flags of decode workers", metavar="FLAGS")
     flags: str = flag("", "flags of aggregated workers", metavar="FLAGS")
-    http_port: int = flag(
-        8000, "port of the frontend", env=HTTP_PORT, metavar="PORT", at_least=0, at_most=65535
-    )
+    http_port: int = flag(8000, "the frontend's", env=HTTP_PORT, metavar="PORT", at_least=0, at_most=65535)
     http_host: str = flag("127.0.0.1", "address of the frontend", env=HTTP_HOST, metavar="IP")
     json: bool = flag(False, "findings as JSON")
-    record: Path | None = flag(
-        None, "write what the registered workers compute, for --trusted-numbers", metavar="FILE"
-    )
+    record: Path | None = flag(None, "only write the workers' --trusted-numbers", metavar="FILE")
     wires: Wires = dataclasses.field(default_factory=Wires)
 
 
