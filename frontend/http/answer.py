@@ -12,6 +12,7 @@ import msgspec
 from baton.errors import BatonError, InvalidRequest
 from baton.messages import TokenChunk, TokenLogprob
 from frontend.harmony.conversation import Delta
+from frontend.harmony.parse import new_decoder
 from frontend.http.exchange import ErrorBody
 from frontend.record import Record
 from frontend.text.tokenizer import ModelTokenizer
@@ -186,17 +187,17 @@ def legacy_logprobs(
         return _text(tokenizer.token_bytes(token_id))
 
     unscored = [] if first_id is None else [None]
-    texts = [
-        text(token_id) for token_id in (first_id, *(e.token_id for e in entries)) if token_id is not None
-    ]
+    ids = [token_id for token_id in (first_id, *(e.token_id for e in entries)) if token_id is not None]
+    decode = new_decoder().decode  # a character in several tokens counts with the last one
+    num_chars = (len(decode(tokenizer.token_bytes(token_id))) for token_id in ids)
     return LegacyLogprobs(
-        tokens=texts,
+        tokens=[text(token_id) for token_id in ids],
         token_logprobs=[*unscored, *(_finite(entry.logprob) for entry in entries)],
         top_logprobs=[
             *unscored,
             *({text(token_id): _finite(logprob) for token_id, logprob in entry.top} for entry in entries),
         ],
-        text_offset=list(accumulate(map(len, texts), initial=offset))[:-1],
+        text_offset=list(accumulate(num_chars, initial=offset))[:-1],
     )
 
 
