@@ -21,15 +21,9 @@ from workers.engines.library.model_facts import ModelFacts
 from workers.settings import Loaded
 
 MODEL = ModelFacts(
-    vocab_size=1000,
-    context_length=500,
-    eos_token_id=1,
-    num_layers=1,
-    num_kv_heads=1,
-    head_dim=1,
-    kv_dtype="float32",
-    control_ids={},
-)
+    vocab_size=1000, context_length=500, eos_token_id=1, num_layers=1, num_kv_heads=1, head_dim=1,
+    kv_dtype="float32", control_ids={},
+)  # fmt: skip
 LAYOUT = KvLayout(dtype="float32", tokens_per_block=2, num_layers=1, num_kv_heads=1, head_dim=1)
 KEEP_S = 60.0
 
@@ -195,11 +189,22 @@ async def test_a_first_request_that_hangs_or_fails_is_a_failed_start() -> None:
 
 async def test_a_transfer_that_the_library_ends_breaks_nothing() -> None:
     engine = await started(Library(DeadlineExceeded(), DeadlineExceeded(), may_abort=False))
-    for asked in (await handed_over(), ask()):
-        with pytest.raises(DeadlineExceeded):
+    for asked, kind in ((await handed_over(), HandoffFailed), (ask(), DeadlineExceeded)):
+        with pytest.raises(kind):
             await tokens(engine.decode(asked))
         while engine.stats().num_running:
             await asyncio.sleep(0)  # poll: the engine does not notify
+
+
+@pytest.mark.parametrize(("steps", "kind"), [([None], HandoffFailed), ([4, None], DeadlineExceeded)])
+@jumping
+async def test_kv_that_expires_before_decode_begins_is_not_used(steps: list[Any], kind: type) -> None:
+    asked, began_s = await handed_over(deadline_s=5), now_s()
+    assert asked.handoff is not None
+    asked = replace(asked, handoff=replace(asked.handoff, ttl_s=2))
+    with pytest.raises(kind):
+        await tokens((await started(Library(*steps))).decode(asked))
+    assert now_s() - began_s == pytest.approx(2 if kind is HandoffFailed else 5, abs=0.1)
 
 
 @jumping

@@ -47,13 +47,9 @@ def params(request: GenerateRequest, **sent: Any) -> dict[str, Any]:
 
 
 ALWAYS = {
-    "max_tokens": 10,
-    "seed": 3,
-    "ignore_eos": True,
-    "stop_token_ids": list(STOPS),
-    "detokenize": False,
+    "max_tokens": 10, "seed": 3, "ignore_eos": True, "stop_token_ids": list(STOPS), "detokenize": False,
     "output_kind": RequestOutputKind.DELTA,
-}
+}  # fmt: skip
 PENALTIES = {"frequency_penalty": 0.5, "presence_penalty": 0.25, "repetition_penalty": 1.5}
 
 
@@ -296,14 +292,9 @@ def test_figures_are_those_of_the_last_step_and_all_transfers() -> None:
     )
     figures.record(None, None, engine_idx=0)  # a step without stats changes nothing
     assert adapter.figures(kept) == WorkerStats(
-        num_running=7,
-        num_waiting=8,
-        kv_blocks=100,
-        kv_used_blocks=50 - 10,
-        kv_pinned_blocks=10,
-        kv_moved_bytes=60,
-        kv_move_s=0.75,
-    )
+        num_running=7, num_waiting=8, kv_blocks=100, kv_used_blocks=50 - 10, kv_pinned_blocks=10,
+        kv_moved_bytes=60, kv_move_s=0.75,
+    )  # fmt: skip
 
 
 async def release(adapter: VllmAdapter, *ids: str) -> None:

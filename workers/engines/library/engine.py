@@ -152,12 +152,21 @@ class LibraryEngine:
     async def decode(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         self._check(request, moves_kv=request.handoff is not None)
         kept: dict[str, Any] = {}
+        spare_s = 0.0  # after the kept KV has expired
         if request.handoff is not None:
             envelope = opened(request.handoff, len(request.token_ids))
             kept = {"transfer": envelope.params, "num_cached_tokens": envelope.num_cached_tokens}
+            spare_s = max(0.0, request.deadline_s - request.handoff.ttl_s)
         max_tokens = num_left(request, self._info.context_length)
         async with self._opened(request, max_tokens=max_tokens, **kept) as call:
-            chunk = await self._step(call)
+            call.deadline -= spare_s
+            try:
+                chunk = await self._step(call)
+            except DeadlineExceeded:
+                if not spare_s:
+                    raise
+                raise HandoffFailed("the handed-over KV expired in the queue") from None
+            call.deadline += spare_s
             chain = self._note_prompt(call)
             generated: list[int] = []
             while True:

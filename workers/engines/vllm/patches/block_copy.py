@@ -6,6 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
+_cuda: Any = torch.cuda  # untyped
 _WORD_BYTES = 8
 _ALIGNMENT_BYTES = 16
 _TILE_WORDS = 4096  # 32 KiB in flight per program
@@ -29,28 +30,19 @@ def _copy(targets, sources, words, blocks, num_blocks, num_copies, TILE: tl.cons
 
 
 class Copy:
-    """A copy that has begun."""
+    """A copy that has begun; what is between the events `began` and `ended` on its stream."""
 
     def __init__(self, num_bytes: int) -> None:
         self.num_bytes = num_bytes
-        timed: Any = torch.cuda.Event  # untyped
-        self._began, self._ended = timed(enable_timing=True), timed(enable_timing=True)
-
-    def begin(self) -> None:
-        """Note that what follows on the current stream is the copy."""
-        self._began.record()
-
-    def end(self) -> None:
-        """Note that the copy is what preceded on the current stream."""
-        self._ended.record()
+        self.began, self.ended = (_cuda.Event(enable_timing=True) for _ in range(2))
 
     def is_done(self) -> bool:
         """Whether all has arrived."""
-        return bool(self._ended.query())
+        return bool(self.ended.query())
 
     def took_us(self) -> float:
         """What a copy that is done took on the GPU."""
-        return float(self._began.elapsed_time(self._ended)) * 1000
+        return float(self.began.elapsed_time(self.ended)) * 1000
 
 
 class Regions:
@@ -67,8 +59,7 @@ class Regions:
         self._num = len(targets)
         words = [num_bytes // _WORD_BYTES for num_bytes in block_bytes]
         self._tables = torch.tensor([targets, sources, words], dtype=torch.int64, device="cuda")
-        untyped: Any = torch.cuda.Stream
-        self._stream = untyped()
+        self._stream = _cuda.Stream()
 
     def copy(self, to_blocks: list[int], from_blocks: list[int]) -> Copy:
         """Begin to copy those blocks of all regions. Raises ValueError if they do not pair up."""
@@ -78,7 +69,7 @@ class Regions:
         self._stream.wait_stream(torch.cuda.current_stream())  # steps that still use the blocks
         with torch.cuda.stream(self._stream):
             blocks = torch.tensor([to_blocks, from_blocks], dtype=torch.int64, pin_memory=True)
-            copy.begin()
+            copy.began.record()
             num_copies = self._num * len(to_blocks)
             _copy[(min(_NUM_PROGRAMS, num_copies),)](
                 *self._tables,
@@ -88,7 +79,7 @@ class Regions:
                 TILE=_TILE_WORDS,
                 num_warps=8,
             )
-            copy.end()
+            copy.ended.record()
         return copy
 
     def wait(self) -> None:

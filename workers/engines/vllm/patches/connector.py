@@ -93,7 +93,9 @@ class PeerWorker(NixlPullConnectorWorker):  # type: ignore[misc]  # as above
         memory, own = None, self.kv_caches_base_addr[self.engine_id][self.tp_rank]
         try:
             exported = export(own)
-            self._compile(own)
+            regions = self._regions(own, own, self.block_len_per_layer)
+            regions.copy([0], [0])  # compiles the kernel before the first read
+            regions.wait()
             memory = exported
         except (PeerMemoryError, ValueError) as error:
             log.warning("KV moves over NIXL, since its memory cannot be shared: %s", error)
@@ -102,12 +104,6 @@ class PeerWorker(NixlPullConnectorWorker):  # type: ignore[misc]  # as above
             self.xfer_handshake_metadata.agent_metadata_bytes,
             memory,
         )
-
-    def _compile(self, own: list[int]) -> None:
-        """Compile the kernel before the first read, with the first block onto itself. Raises ValueError."""
-        regions = self._regions(own, own, self.block_len_per_layer)
-        regions.copy([0], [0])
-        regions.wait()
 
     def _nixl_handshake(
         self, host: str, port: int, remote_tp_size: int, expected_engine_id: str, *more: Any
