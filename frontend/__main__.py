@@ -186,10 +186,7 @@ async def ready_to_serve(settings: FrontendSettings, fleet: Fleet, transport: Tr
 
 
 def _app(
-    settings: FrontendSettings,
-    credentials: Credentials,
-    services: Services,
-    responses: ResponseState,
+    settings: FrontendSettings, credentials: Credentials, services: Services, responses: ResponseState
 ) -> AsgiApp:
     keys = credentials.keys
     # A browser wants a certificate to have the name.
@@ -206,11 +203,7 @@ def _app(
 
 
 def _services(
-    settings: FrontendSettings,
-    seal: Seal,
-    discovery: Discovery,
-    transport: Transport,
-    siblings: Siblings,
+    settings: FrontendSettings, seal: Seal, discovery: Discovery, transport: Transport, siblings: Siblings
 ) -> Services:
     metrics = Metrics()
     metrics.records.delays.start()

@@ -41,13 +41,7 @@ PAGES: Operations = {
 def operations(responses: ResponseState) -> Operations:
     """What the OpenAPI document shows."""
     given = ResponseRoutes(responses).operations()
-    return {
-        **chat.OPERATIONS,
-        **completions.OPERATIONS,
-        **given,
-        **messages.OPERATIONS,
-        **PAGES,
-    }
+    return {**chat.OPERATIONS, **completions.OPERATIONS, **given, **messages.OPERATIONS, **PAGES}
 
 
 class RouteNotFound(InvalidRequest, code="route_not_found", status=404):

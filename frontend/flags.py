@@ -72,10 +72,7 @@ class FrontendSettings:
         30.0, "time for running answers to finish after SIGTERM", metavar="S", at_least=0
     )
     response_store: str = flag(
-        "~/.local/state/baton/responses.sqlite3",
-        "or :memory:",
-        env="BATON_RESPONSE_STORE",
-        metavar="FILE",
+        "~/.local/state/baton/responses.sqlite3", "or :memory:", env="BATON_RESPONSE_STORE", metavar="FILE"
     )
     otlp_endpoint: str = flag(
         "", "send traces to this OTLP/HTTP receiver, as OTEL_EXPORTER_OTLP_ENDPOINT does", metavar="URL"

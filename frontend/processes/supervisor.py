@@ -30,10 +30,7 @@ class Port:
     leads to the frontend that both came from."""
 
     def __init__(
-        self,
-        listener: socket.socket,
-        door: socket.socket | None = None,
-        running: socket.socket | None = None,
+        self, listener: socket.socket, door: socket.socket | None = None, running: socket.socket | None = None
     ) -> None:
         self.listener = listener
         self._door = door

@@ -123,12 +123,7 @@ class ResponseStore:
     newest stay there, `MAX_UNWRITTEN_BYTES` at most, and are tried again each second. Reading raises
     StoreFailure if the file cannot be used. `close()` ends the thread."""
 
-    def __init__(
-        self,
-        path: str = MEMORY,
-        clock: Callable[[], float] = time.time,
-        address: str = "",
-    ) -> None:
+    def __init__(self, path: str = MEMORY, clock: Callable[[], float] = time.time, address: str = "") -> None:
         """`address`: where other frontends reach this process."""
         self.path = path if path == MEMORY else os.path.expanduser(path)
         self.is_failing = False  # new responses stay in memory only
