@@ -237,6 +237,16 @@ _OUTAGES = (OSError, TimeoutError, nats.errors.UnexpectedEOF, nats.errors.StaleC
 _LATER_THAN_LIVENESS_S = 1.0  # short pauses of the server are tolerated
 
 
+class _Client(Client):
+    def _connect_command(self) -> bytes:
+        """The login, which nats-py sends in plain to a server that does not ask for TLS."""
+        server = self._current_server
+        is_wanted = "tls" in self.options or (server is not None and server.uri.scheme == "tls")
+        if is_wanted and not self._server_info.get("tls_required"):
+            raise nats.errors.Error("the server does not use TLS")
+        return super()._connect_command()
+
+
 class NatsTransport(Plane):
     """`Transport` over a NATS server or cluster; addresses are `nats://SUBJECT#KEY`, both new for each
     `serve`. `server_urls`: comma-separated.
@@ -334,7 +344,7 @@ class NatsTransport(Plane):
         return publisher
 
     async def _log_in(self) -> Publisher:
-        client = Client()
+        client = _Client()
 
         async def reconnected() -> None:
             limit_silence(client, self._untaken_s)

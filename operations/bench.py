@@ -127,8 +127,7 @@ class Load:
     def _sample(self, _: int) -> Sample:
         began_s = time.perf_counter()
         try:
-            times_s, usage = self._ask(self._settings.osl)
-            failure = ""
+            times_s, usage, failure = *self._ask(self._settings.osl), ""
         except FrontendError as error:
             times_s, usage = [], _Usage()
             failure = f"{error.status} {error.code}".strip() if error.status else str(error)

@@ -41,11 +41,8 @@ def shares(parsed: Parsed[ShareSettings]) -> int:
 def _lines(settings: ShareSettings) -> list[str]:
     """Raises ValueError, SettingsError."""
     gpus, problem = probe_gpus()
-    facts = Facts(
-        gpus=gpus,
-        model=probe_model(model_folder(settings.model_path)),
-        workers=tuple(planned("vllm", "decode", [None], settings.decode_engine_args, settings.decode_flags)),
-    )
+    workers = tuple(planned("vllm", "decode", [None], settings.decode_engine_args, settings.decode_flags))
+    facts = Facts(gpus=gpus, model=probe_model(model_folder(settings.model_path)), workers=workers)
     gpu = facts.gpu(settings.gpu)
     if gpu is None:
         raise ValueError(problem or f"there is no GPU {settings.gpu} (have {facts.gpu_indices})")

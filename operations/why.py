@@ -62,10 +62,9 @@ def _query(settings: WhySettings) -> tuple[str, str]:
 
 
 def _ask(client: Client, by: str, value: str) -> RequestsBody:
+    path = f"/requests?{by}={quote(value, safe='', errors='replace')}"
     try:
-        return client.get(
-            f"/requests?{by}={quote(value, safe='', errors='replace')}", RequestsBody, _TIMEOUT_S
-        )
+        return client.get(path, RequestsBody, _TIMEOUT_S)
     except FrontendError as error:
         error.exit_status = 1 if error.status else 2
         raise

@@ -86,6 +86,18 @@ async def test_without_the_login_there_is_no_server_and_doctor_says_why(
     assert says in problem
 
 
+@pytest.mark.parametrize("scheme", ["tls", "nats"])
+async def test_no_login_is_sent_without_tls_where_that_is_wanted(
+    scheme: str, launch_nats: LaunchServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = password(launch_nats, tmp_path, monkeypatch)
+    server.url = server.url.replace("nats", scheme)
+    if scheme == "nats":
+        monkeypatch.setenv("NATS_AUTH_CA", str(Authority(tmp_path).ca))
+    (problem,) = await probe_servers(wires(server), scaled(2))
+    assert problem.endswith(": the server does not use TLS")
+
+
 async def test_a_refused_login_is_logged_once(
     launch_nats: LaunchServer, caplog: pytest.LogCaptureFixture
 ) -> None:
