@@ -42,7 +42,8 @@ class Kept(msgspec.Struct, frozen=True, array_like=True, tag=0):
     @property
     def num_bytes(self) -> int:
         """Memory of an entry of `Thoughts`, with up to 4 bytes a character."""
-        return _ENTRY_BYTES + sum(4 * (len(part.text) + len(part.token_ids)) for part in self.messages)
+        sizes = (4 * (len(part.text) + len(part.token_ids)) for part in self.messages)
+        return sum(sizes, _OBJECT_BYTES * (2 + len(self.messages)))
 
     def matches(self, turn: AssistantTurn) -> bool:
         """Whether a turn of the history has the same content. Clients may omit the reasoning."""
@@ -98,8 +99,8 @@ def _json(value: object) -> bytes:
 
 MAX_BYTES = 64 << 20
 MAX_AGE_S = 6 * 3600.0
-# Overhead of an entry: the key, the list node and the objects.
-_ENTRY_BYTES = 400
+# Of a message's objects. An entry's key, list node and objects have twice as many.
+_OBJECT_BYTES = 300
 
 
 class Thoughts:

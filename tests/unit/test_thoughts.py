@@ -160,10 +160,10 @@ def test_thoughts_are_bounded_in_bytes_and_those_not_used_for_longest_go(
         assert recalled(kept, "0") is not None, "it is used again and again"
     assert recalled(kept, "1") is None
     assert recalled(kept, "99") is not None
-    keep(kept, "large", "x" * 1_100)  # as large as two others
+    keep(kept, "large", "x" * 1_000)  # as large as two others
     assert kept.num_bytes <= 40_000
     keep(kept, "too large", "x" * 5_000)
-    assert (recalled(kept, "too large"), recalled(kept, "large")) == (None, "x" * 1_100)
+    assert (recalled(kept, "too large"), recalled(kept, "large")) == (None, "x" * 1_000)
 
 
 def test_a_thought_that_is_too_old_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
