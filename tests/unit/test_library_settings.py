@@ -197,7 +197,7 @@ EXTRA = "kv_transfer_config: {kv_connector_extra_config: %s}"
         ("kv_transfer_config: {kv_load_failure_policy: recompute}", "kv_load_failure_policy: recompute"),
         ("max_model_len: -7", "max_model_len: -7"),
         ("max_logprobs: 5", "max_logprobs: 5: Expected `int` >= 20"),
-        ("speculate: off", "speculate: False"),
+        ("speculate: off", "speculate: must be lookup, or left out"),
         ("speculative_config: eagle3", "speculative_config: 'eagle3'"),
         ("speculative_config: {method: mtp}", "speculative_config: prefill and decode workers hand over"),
         ("spec_method: ngram", "spec_method"),

@@ -110,7 +110,7 @@ def _library(
     loaded = rules.load(args, mode, **_given(parsed, model=str(settings.model_path.absolute())))
     if mode != "agg" and settings.wires.tls() is not None:
         log.warning("kv=plain: %s moves KV itself, without the TLS of %s", settings.engine, CERT)
-    if (sms := os.environ.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "100")) != "100":
+    if (sms := os.environ.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE") or "100") != "100":
         log.warning("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=%s: an H200 computed wrong numbers so; unset it", sms)
     try:
         model = read_model_facts(settings.model_path)

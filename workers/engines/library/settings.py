@@ -112,10 +112,10 @@ class Rules:
 
 def check_speculation(given: Given, mode: DisaggregationMode) -> None:
     """Raise SettingsError for an unknown way to guess tokens, and if a prefill worker is to guess some."""
-    check(given, SPECULATE, Speculate)
+    if value_of(given, SPECULATE) not in (None, "lookup"):
+        refuse(given, (SPECULATE,), "must be lookup, or left out")
     if mode == "prefill":
-        why = "a prefill worker generates one token; set it on the decode workers only"
-        refuse(given, (SPECULATE,), why)
+        refuse(given, (SPECULATE,), "a prefill worker generates one token; set it on the decode workers only")
 
 
 def complete_speculation(given: Given, mode: DisaggregationMode, guessing: Guessing) -> None:
