@@ -273,7 +273,7 @@ def _offered_tools(body: Counted, kind: str, ignored: set[str]) -> list[Tool]:
     if kind == "auto" and idle and not tools:
         raise InvalidRequest.at(
             "tools",
-            f"has only {', '.join(idle)}, which cannot run here; offer tools that the client runs.",
+            f"has only {', '.join(idle)}, which cannot run here; a client's own have no `type`, or `custom`.",
         )
     return [] if kind == "none" else tools
 
