@@ -8,7 +8,6 @@ import pytest
 
 from baton.connect import Wires
 from baton.errors import BrokerLost
-from baton.nats import NatsTransport
 from baton.tls import CredentialError
 from operations.doctor.probes import probe_servers
 from tests.certificates import Authority
@@ -74,16 +73,27 @@ async def test_the_environments_login_is_used_also_when_the_server_returns(
 
 
 @pytest.mark.parametrize(
-    ("set_up", "says"), [(certificates, "certificate"), (password, "Authorization"), (token, "Authorization")]
+    ("set_up", "wrong", "says"),
+    [
+        (certificates, {}, "certificate verify failed"),
+        (password, {"NATS_AUTH_USERNAME": "u", "NATS_AUTH_PASSWORD": "hidden"}, "Authorization"),
+        (token, {"NATS_AUTH_TOKEN": "hidden"}, "Authorization"),
+        (token, {}, "Authorization"),
+    ],
 )
-async def test_without_the_login_there_is_no_server_and_doctor_says_why(
-    set_up: SetUp, says: str, launch_nats: LaunchServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_without_the_login_doctor_and_one_line_in_the_log_say_why_there_is_no_server(
+    set_up: SetUp, wrong: dict[str, str], says: str, *, launch_nats: LaunchServer, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
     with monkeypatch.context() as own:
         server = set_up(launch_nats, tmp_path, own)
         assert await probe_servers(wires(server)) == ()
-    (problem,) = await probe_servers(wires(server), scaled(2))
+    for name, value in wrong.items():
+        monkeypatch.setenv(name, value)
+    (problem,) = await probe_servers(wires(server), scaled(4))
     assert says in problem
+    assert caplog.text.count(says) == 1
+    assert "hidden" not in caplog.text + problem
 
 
 @pytest.mark.parametrize("scheme", ["tls", "nats"])
@@ -96,21 +106,6 @@ async def test_no_login_is_sent_without_tls_where_that_is_wanted(
         monkeypatch.setenv("NATS_AUTH_CA", str(Authority(tmp_path).ca))
     (problem,) = await probe_servers(wires(server), scaled(2))
     assert problem.endswith(": the server does not use TLS")
-
-
-async def test_a_refused_login_is_logged_once(
-    launch_nats: LaunchServer, caplog: pytest.LogCaptureFixture
-) -> None:
-    server = launch_nats("--user", "u", "--pass", "sesame")
-    transport = NatsTransport(server.url, user="u", password="wrong")
-    for _ in range(3):
-        with pytest.raises(ConnectionError, match="no NATS server at"):
-            async with transport.serve("w", count_up):
-                pass
-    await transport.close()
-    assert caplog.text.count("Authorization Violation") == 1
-    assert "wrong" not in caplog.text
-    server.kill()
 
 
 @pytest.mark.parametrize(
