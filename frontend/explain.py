@@ -77,8 +77,16 @@ def find(records: Records, query: Find) -> Found:
 
 def explain(query: Find, found: Sequence[Found]) -> RequestsBody:
     """What all processes have found, explained; the slowest first, or the newest, or the longest running."""
-    usual = Usual(chain.from_iterable(each.recent for each in found))
+    usual = Usual(
+        chain.from_iterable(each.recent for each in found), max(_since_s(each.recent) for each in found)
+    )
     records = chain.from_iterable(each.matches for each in found)
     order = attrgetter("duration_s" if query.by == "slowest" else "at_s")
     first = sorted(records, key=order, reverse=query.by != "running")[: query.limit]
     return RequestsBody(requests=[Explained(record=each, verdict=verdict(each, usual)) for each in first])
+
+
+def _since_s(recent: Sequence[Record]) -> float:
+    """All requests that have ended since then are in it."""
+    ends_s = [each.at_s + (each.duration_s or 0.0) for each in recent if each.now is None]
+    return min(ends_s) if len(ends_s) >= _NUM_RECENT else 0.0

@@ -177,8 +177,10 @@ def _failed(leg: Leg, attempt: Attempt) -> _Part:
 class Usual:
     """What recent requests took, each stage on the worker that is best at it, and whose they were."""
 
-    def __init__(self, recent: Iterable[Record]) -> None:
-        """Compare with those that ended well and were not tried again."""
+    def __init__(self, recent: Iterable[Record], since_s: float = 0.0) -> None:
+        """Compare with those that ended well and were not tried again. All that ended after `since_s` are
+        known."""
+        self._since_s = since_s
         found: dict[str, dict[str, list[tuple[int, float]]]] = defaultdict(lambda: defaultdict(list))
         self._spans = []
         for record in recent:
@@ -223,7 +225,8 @@ class Usual:
             begun_s = max(first_s, record.at_s - 1.0)
             shares[name] += num * max(0.0, min(last_s, record.at_s + lasted_s) - begun_s)
         name = max(shares, key=lambda each: shares[each], default=record.caller)
-        return name if name != record.caller and shares[name] > sum(shares.values()) / 2 else ""
+        is_known = name != record.caller and record.at_s > self._since_s
+        return name if is_known and shares[name] > sum(shares.values()) / 2 else ""
 
 
 def verdict(record: Record, usual: Usual) -> Verdict | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import msgspec
+from msgspec.structs import replace
 
 from baton.flags import Parsed, flag
 from frontend.access import SLOW_S
@@ -71,8 +72,8 @@ def _ask(client: Client, by: str, value: str) -> RequestsBody:
 
 
 def _read(path: Path, by: str, value: str) -> RequestsBody:
-    """What the log has, as a frontend would explain it. Only requests that were not slow are compared with:
-    by default the log has no others."""
+    """What the log has, as a frontend would explain it. Slow requests are compared with no more than running
+    ones: by default the log has no others."""
     query, records, same_id = query_of([(by, value)]), Records(), deque[Record](maxlen=MAX_FOUND)
     try:
         with path.open(encoding="utf-8", errors="replace") as lines:
@@ -83,8 +84,8 @@ def _read(path: Path, by: str, value: str) -> RequestsBody:
     except OSError as error:
         raise CommandError(f"{path} cannot be read: {error.strerror}") from error
     found = find(records, query)
-    calm = [record for record in found.recent if (record.duration_s or 0.0) <= SLOW_S]
-    return explain(query, [Found(list(same_id) if query.by == "id" else found.matches, calm)])
+    recent = [replace(each, status=0) if (each.duration_s or 0.0) > SLOW_S else each for each in found.recent]
+    return explain(query, [Found(list(same_id) if query.by == "id" else found.matches, recent)])
 
 
 def text(explained: Explained) -> str:

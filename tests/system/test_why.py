@@ -307,7 +307,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         yield stack
 
 
-def test_a_key_that_fills_the_pool_and_another_that_waits(small: Stack) -> None:
+def test_a_key_that_fills_the_pool_and_another_that_waits(small: Stack, capsys: Any) -> None:
     usual_s = ask(small, "alone", 50).result()
     hogs = [ask(small, f"hog-{i}", 50, "hog") for i in range(12)]
     seen: set[str] = set()
@@ -322,6 +322,8 @@ def test_a_key_that_fills_the_pool_and_another_that_waits(small: Stack) -> None:
     assert (verdict["stage"] in {"queue", "decode_wait"}, verdict["crowd"]) == (True, "hog")
     assert verdict["excess_s"] == pytest.approx(took_s - usual_s, rel=0.2, abs=0.1)
     last_s, request_id = max((each.result(), f"hog-{i}") for i, each in enumerate(hogs))
+    assert main(["why", "victim", "--log", str(small.processes[0].log)]) == 0
+    assert "with requests of hog" in capsys.readouterr().out
     verdict = explained(small, request_id)["verdict"]
     assert (verdict["stage"] in {"queue", "decode_wait"}, verdict["crowd"]) == (True, "")
     assert verdict["excess_s"] == pytest.approx(last_s - usual_s, rel=0.2, abs=0.1)
