@@ -61,10 +61,7 @@ class Wires:
     )
     file_registry: Path | None = flag(None, "folder of the file registry", env="BATON_FILE_REGISTRY")
     host: str = flag(
-        "127.0.0.1",
-        "own address, for peers; auto: by the route to etcd",
-        env="BATON_HOST",
-        metavar="IP",
+        "127.0.0.1", "own address, for peers; auto: by the route to etcd", env="BATON_HOST", metavar="IP"
     )
     liveness_s: float = flag(
         LIVENESS_S,

@@ -124,14 +124,7 @@ class TextWriter(ChoiceWriter):
     """Builds one choice's text, without stop string or stop token, and its log probabilities, after the text
     of the echoed prompt, if requested. With `max_tokens` 0 that is all."""
 
-    def __init__(
-        self,
-        index: int,
-        choice: Choice,
-        envelope: Envelope,
-        *,
-        body: CompletionBody,
-    ) -> None:
+    def __init__(self, index: int, choice: Choice, envelope: Envelope, *, body: CompletionBody) -> None:
         super().__init__(index, choice, envelope)
         self._echo = (
             choice.tokenizer.decode(choice.request.token_ids, shows_special=True) if body.echo else ""

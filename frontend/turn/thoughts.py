@@ -11,14 +11,7 @@ from itertools import groupby, pairwise
 import msgspec
 from msgspec.structs import replace
 
-from frontend.harmony.conversation import (
-    AssistantTurn,
-    Conversation,
-    Kind,
-    ToolCall,
-    Turn,
-    WrittenMessage,
-)
+from frontend.harmony.conversation import AssistantTurn, Conversation, Kind, ToolCall, Turn, WrittenMessage
 from frontend.harmony.parse import ReadMessage
 from frontend.text.tokenizer import ModelTokenizer, SpecialToken
 
