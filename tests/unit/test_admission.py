@@ -106,51 +106,39 @@ async def turn() -> None:
     await asyncio.sleep(0.001)
 
 
+@pytest.mark.parametrize(("a", "b"), [("a", "b"), ("key\na", "key\nb")], ids=["keys", "users"])
 @jumping
-async def test_a_place_that_becomes_free_goes_to_the_next_caller_in_turn() -> None:
+async def test_a_place_that_becomes_free_goes_to_the_next_caller_in_turn(a: str, b: str) -> None:
     load = Load(num_running=1, num_waiting=9)
-    many = load.several("a", 4)
+    many = load.several(a, 4)
     await turn()
-    few = load.several("b", 1)
+    few = load.several(b, 1)
     await turn()
     assert load.metric("baton_queued_requests") == 4
     assert load.admission.places() == {"prefill": (0, math.inf), "running": (1, 1), "queue": (4, 9)}
-    assert [len(each[""]) for each in load.admission.waiting.values()] == [3, 1]
+    assert [len(turns) for users in load.admission.waiting.values() for turns in users.values()] == [3, 1]
     await asyncio.gather(*many, *few)
-    assert load.started == [("a", 0), ("a", 10), ("b", 20), ("a", 30), ("a", 40)]
+    assert load.started == [(a, 0), (a, 10), (b, 20), (a, 30), (a, 40)]
     assert load.metric("baton_queued_requests") == 0
 
 
+@pytest.mark.parametrize("many", [["a"] * 5, [f"a\n{i}" for i in range(5)]], ids=["a key", "with users"])
 @jumping
-async def test_a_full_queue_refuses_at_once_but_not_a_caller_without_its_share() -> None:
+async def test_a_full_queue_refuses_at_once_but_not_a_caller_without_its_share(many: list[str]) -> None:
     load = Load(num_running=1, num_waiting=4, lasts_s=5)
     await load.measured()
-    many = load.several("a", 5)
+    tasks = [asyncio.create_task(load.one(each)) for each in many]
     await turn()
     before_s = asyncio.get_running_loop().time()
     for _ in range(2):
-        await load.refused()
+        await load.refused(many[-1])
     assert asyncio.get_running_loop().time() == before_s
     assert load.metric("baton_refused_requests_total", reason="queue_full") == 2
-    few = load.several("b", 2)  # two callers: a share of two each
+    tasks += load.several("b", 2)  # two keys: a share of two each
     await turn()
     await load.refused("b")
-    await asyncio.gather(*many, *few)
-    assert [caller for caller, _ in load.started] == ["a", "a", "b", "a", "b", "a", "a"]
-
-
-@jumping
-async def test_keys_take_turns_however_many_users_they_name() -> None:
-    load = Load(num_running=1, num_waiting=4, lasts_s=5)
-    await load.measured()
-    many = [asyncio.create_task(load.one(f"a\n{user}")) for user in (0, 1, 1, 2, 3, 4)]
-    await turn()
-    await load.refused("a\n5")
-    few = load.several("b", 2)
-    await turn()
-    await asyncio.gather(*many, *few)
-    turns = ["a\n0", "a\n1", "b", "a\n2", "b", "a\n3", "a\n4", "a\n1"]
-    assert [caller for caller, _ in load.started] == turns
+    await asyncio.gather(*tasks)
+    assert [caller[0] for caller, _ in load.started] == ["a", "a", "b", "a", "b", "a", "a"]
 
 
 @jumping
