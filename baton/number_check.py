@@ -7,6 +7,7 @@ from hashlib import blake2b
 from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
+from typing import Annotated
 
 import msgspec
 
@@ -35,6 +36,8 @@ DIGEST = blake2b(msgspec.msgpack.encode(PROMPTS), digest_size=4).hexdigest()
 
 Trusted = Mapping[str, Scores]
 """Recorded scores by model."""
+_Record = Annotated[dict[str, Scores], msgspec.Meta(min_length=1)]
+_MAX_BYTES = 1 << 20
 
 
 def difference(left: Scores, right: Scores) -> float:
@@ -106,7 +109,8 @@ def read_trusted(path: Path | None) -> Trusted:
     if path is None:
         return {}
     try:
-        trusted = msgspec.json.decode(path.read_bytes(), type=dict[str, Scores])
+        with path.open("rb") as file:
+            trusted = msgspec.json.decode(file.read(_MAX_BYTES), type=_Record)
     except (OSError, *UNDECODABLE) as error:
         raise ValueError(f"--trusted-numbers {path}: {error}") from error
     if any(scores.prompts != DIGEST for scores in trusted.values()):

@@ -73,9 +73,11 @@ def test_what_was_recorded_overrules_the_majority_of_its_model() -> None:
     assert doubts == ["n: --trusted-numbers is of m, so it is not used"]
 
 
-@pytest.mark.parametrize(
-    "content", [None, b"", b"[]", b'{"m": 1}', b'{"m": ["x", []]}', b'{"m": ["another", [[[0, 0.0]]]]}']
-)
+NOT_RECORDS = [b"", b"[]", b"{}", b'{"m": 1}', b'{"m": ["x", []]}', b'{"m": ["another", [[[0, 0.0]]]]}']
+TOO_LONG = b" " * (1 << 20) + msgspec.json.encode({"m": RIGHT})
+
+
+@pytest.mark.parametrize("content", [None, *NOT_RECORDS, TOO_LONG])
 def test_a_file_that_is_no_record_is_refused(content: bytes | None, tmp_path: Path) -> None:
     path = tmp_path / "numbers.json"
     if content is not None:
