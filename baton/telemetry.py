@@ -141,7 +141,8 @@ def configure_logging(level: LogLevel, form: LogFormat = "text") -> None:
 
 
 def print_error(error: object) -> None:
-    """Print why the process ends, as the last line after its log."""
+    """Print why the process ends, as the last line after its log, in words only."""
+    error = re.sub(r"\[Errno -?\d+\] ", "", str(error))
     is_json = lines is not None and isinstance(lines.formatter, Formatter) and lines.formatter.is_json
     if is_json:
         log.error("%s", error)

@@ -46,8 +46,8 @@ def why(parsed: Parsed[WhySettings]) -> int:
         sys.stdout.write(f"{msgspec.json.encode(found).decode()}\n")
         return int(not found.requests)
     if not found.requests:
-        which = f"with the id {value!r} is known" if by == "id" else _NONE[by]
-        raise CommandError(f"no request {which}; kept are the newest, the slowest, the failed", exit_status=1)
+        kept = f"with the id {value!r} is known; kept are the newest, the slowest, the failed"
+        raise CommandError(f"no request {kept if by == 'id' else _NONE[by]}", exit_status=1)
     sys.stdout.write("\n\n".join(map(text, found.requests)) + "\n")
     return 0
 
