@@ -82,6 +82,8 @@ mps() { timeout 5 nvidia-cuda-mps-control <<<"$1" 2>/dev/null; }
 take_turns() { # take_turns WHY
     # shellcheck disable=SC2034 # of start_workers
     PREFILL_ENVIRONMENT=()
+    # CUDA would join an MPS in its default folder, and wait until the clients of another user have ended.
+    set_variable CUDA_MPS_PIPE_DIRECTORY "$RUN_DIR/no-mps"
     note "time slices, without a limit for prefill: $1"
 }
 

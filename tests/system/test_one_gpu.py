@@ -80,10 +80,11 @@ def test_a_dry_run_without_mps_is_still_a_script(tmp_path: Path) -> None:
         ("--prefill-sm-share 60", "--prefill-sm-share: needs --one-gpu"),
         ("--one-gpu --prefill-sm-share 80", "--prefill-sm-share 80: with a part of the SMs"),
         ("--one-gpu --agg", "--one-gpu and --agg: give one of them"),
+        ("--one-gpu", "CUDA_MPS_PIPE_DIRECTORY=/none: is no folder, so no MPS runs there"),
     ],
 )
 def test_a_wrong_share_is_one_sentence(run: Run, arguments: str, says: str) -> None:
-    status, output = run(f"{SCRIPT} 20b {arguments}", {}).end()
+    status, output = run(f"{SCRIPT} 20b {arguments}", {}, CUDA_MPS_PIPE_DIRECTORY="/none").end()
     assert (status, output.startswith(f"error: {says}"), output.count("\n")) == (2, True, 1)
 
 
@@ -114,20 +115,21 @@ def test_a_gpu_too_small_for_two_copies_is_a_sum_before_anything_loads(
         ({"mps": "exit 1"}, {}, "MPS does not start"),
         ({"processes": "nvidia-cuda-mps-server"}, {}, "GPU 0 has the MPS server of another stack or user"),
         ({}, {"NO_MPS": "1"}, "time slices, without a limit for prefill: NO_MPS is set"),
-        ({}, {"CUDA_MPS_PIPE_DIRECTORY": "/there"}, "one GPU: the MPS of /there"),
+        ({}, {"CUDA_MPS_PIPE_DIRECTORY": "/their/mps"}, "one GPU: the MPS of /their/mps"),
     ],
 )
 def test_without_mps_of_its_own_the_roles_take_turns(
     tmp_path: Path, changes: dict[str, str | None], environ: dict[str, str], says: str
 ) -> None:
     script = """. launch/trtllm.sh; . launch/one_gpu.sh; FOLLOW=; start_mps 0 60
-        echo "limits: ${#PREFILL_ENVIRONMENT[@]}${CUDA_MPS_ACTIVE_THREAD_PERCENTAGE-}"; end_all"""
+        own=${#PREFILL_ENVIRONMENT[@]}${CUDA_MPS_ACTIVE_THREAD_PERCENTAGE-}
+        echo "limits: $own ${CUDA_MPS_PIPE_DIRECTORY##*/}"; end_all"""
     environ = {"RUN_DIR": str(tmp_path / "run"), "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "60"} | environ
     environ |= fake_gpu.install(tmp_path / "bin", **changes)  # type: ignore[arg-type]  # names of its arguments
     command = ["bash", "-euc", script]
     output = subprocess.check_output(command, env=environ, cwd=ROOT, text=True, timeout=PATIENCE_S)
     assert says in output
-    assert f"limits: {2 * int('time slices' not in output)}\n" in output
+    assert f"limits: {'0 no-mps' if 'time slices' in output else '2 mps'}\n" in output
 
 
 def test_streams_outlive_mps_and_both_roles(run: Run, tmp_path: Path) -> None:
