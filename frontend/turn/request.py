@@ -73,7 +73,7 @@ class Client(msgspec.Struct, frozen=True, kw_only=True):
     def caller(self, user: str | None) -> str:
         """Whose requests take turns with others' at full workers: a key and, in a new line, a user; or an
         address."""
-        return f"{self.owner}\n{user or ''}" if self.owner or user else self.address
+        return f"{self.owner}\n{(user or '')[:256]}" if self.owner or user else self.address
 
 
 # Prompt log probabilities travel in one worker message, and NATS limits those to 1 MB.

@@ -87,16 +87,18 @@ def test_users_of_a_key_take_turns_and_without_either_addresses_do(path: str) ->
             ({}, {}),
             ({}, key),
             ({"user": "ann"}, key),
+            ({"user": "c" * 10**6}, key),
             ({"user": "ann", "safety_identifier": "bob"}, key),
             ({"safety_identifier": "bob"}, {}),
         ]:
             assert (await client.post(path, {**body, **fields}, headers)).status == 200
         return tokens.callers
 
-    address, key, ann, bob, bob_without = run_jumping(main())
+    address, key, ann, long, bob, bob_without = run_jumping(main())
     assert address == "127.0.0.1"
     assert "Bearer" not in key, "a digest"
     assert (ann, bob, bob_without) == (key + "ann", key + "bob", "\nbob")
+    assert long == key + "c" * 256, "a queue may hold many"
 
 
 @pytest.mark.parametrize("path", BODIES)
