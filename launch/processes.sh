@@ -23,6 +23,8 @@ for name in START_TIMEOUT_S STOP_TIMEOUT_S PREFILL_WORKERS DECODE_WORKERS; do
 done
 [[ -n ${DRY_RUN:-} ]] || { mkdir -p "$RUN_DIR" && [[ -w $RUN_DIR ]]; } ||
     { echo "error: cannot write to $RUN_DIR; set RUN_DIR to a folder for the logs" >&2; exit 2; }
+[[ -n ${DRY_RUN:-} ]] || "$PYTHON" -c 'import msgspec, uvloop' 2>/dev/null ||
+    { echo "error: $PYTHON cannot run Baton: run \`make install\`, or set PYTHON" >&2; exit 2; }
 declare -A NAMES=() COMMANDS=() FAILURES=()  # by process id; by name; how often in a row it ended without having worked
 declare -A STARTED=() LOGGED=()              # by name: the time, and the lines of its log before
 FOLLOWERS=()

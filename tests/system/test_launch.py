@@ -138,6 +138,7 @@ WRONG_YAML = (
         ("gpt_oss_disagg.sh", *WRONG_YAML),
         ("local.sh", {"ENGINE": "nope"}, "--engine: invalid choice: 'nope'"),
         ("local.sh", {"START_TIMEOUT_S": "0"}, "error: not ready after 0 s"),
+        ("local.sh", {"PYTHON": "/bin/false"}, "error: /bin/false cannot run Baton: run `make install`"),
         ("local.sh", {"DECODE_WORKERS": "two"}, "error: DECODE_WORKERS=two: must be a whole number"),
     ],
 )
