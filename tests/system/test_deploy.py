@@ -12,6 +12,7 @@ import yaml
 
 from tests.containers import DEPLOY, Container, Containers, serving
 from tests.stack import ROOT
+from tests.system.test_launch_commands import GUIDE_ENVIRONMENT
 from tests.waiting import wait_for
 
 
@@ -103,21 +104,18 @@ def test_every_image_is_pinned_and_every_port_is_private(name: str) -> None:
 @pytest.mark.parametrize("name", ["prefill", "decode"])
 def test_gpu_workers_have_the_limits_of_the_guide(name: str) -> None:
     service: Mapping[str, Any] = SERVICES[name]
-    assert service["ulimits"]["memlock"] == {"soft": -1, "hard": -1}
-    assert service["ulimits"]["stack"] == 67_108_864
-    assert service["ulimits"]["nofile"] == {"soft": 65_536, "hard": 65_536}
+    memlock, nofile = {"soft": -1, "hard": -1}, {"soft": 65_536, "hard": 65_536}
+    assert service["ulimits"] == {"memlock": memlock, "stack": 67_108_864, "nofile": nofile}
     assert (service["ipc"], service["pid"], service["cap_add"]) == ("host", "host", ["SYS_PTRACE"])
-    assert service["environment"]["TRTLLM_ENABLE_PDL"] == "1"
-    assert service["environment"]["TRT_LLM_DISABLE_LOAD_WEIGHTS_IN_PARALLEL"] == "True"
+    assert GUIDE_ENVIRONMENT.items() <= service["environment"].items()
 
 
 def test_gpu_workers_share_no_gpu_and_read_configs_that_exist() -> None:
-    lists = [
-        SERVICES[name]["environment"]["CUDA_VISIBLE_DEVICES"].split(",") for name in ("prefill", "decode")
-    ]
+    services = [SERVICES[name] for name in ("prefill", "decode")]
+    lists = [service["environment"]["CUDA_VISIBLE_DEVICES"].split(",") for service in services]
     assert not set(lists[0]) & set(lists[1])
-    for name in ("prefill", "decode"):
-        words = shlex.split(SERVICES[name]["command"])
+    for service in services:
+        words = shlex.split(service["command"])
         assert (ROOT / words[words.index("--extra-engine-args") + 1]).is_file()
 
 
@@ -132,11 +130,8 @@ def test_what_is_mounted_and_copied_exists() -> None:
 
 
 def test_every_process_gets_flags_variables_and_files() -> None:
-    flags = {
-        "FRONTEND_FLAGS": "--max-wait-s 0",
-        "PREFILL_FLAGS": "--max-queue-size 9",
-        "DECODE_FLAGS": "--log-level debug",
-    }
+    flags = {"FRONTEND_FLAGS": "--max-wait-s 0", "PREFILL_FLAGS": "--max-queue-size 9"}
+    flags["DECODE_FLAGS"] = "--log-level debug"
     given = _services(REQUEST_TIMEOUT_S="900", BATON_FILES="/secrets", BATON_ENV_FILE="my.env", **flags)
     ends = {
         "frontend": "--request-timeout-s 900 --max-wait-s 0",

@@ -100,8 +100,7 @@ def test_a_pod_is_confined_and_may_drain(name: str) -> None:
         "readOnlyRootFilesystem": True,
         "capabilities": {"drop": ["ALL"]},
     }
-    service = COMPOSE["services"][name.removeprefix("baton-")]
-    drain = service["stop_grace_period"]
+    drain = COMPOSE["services"][name.removeprefix("baton-")]["stop_grace_period"]
     assert pod["terminationGracePeriodSeconds"] >= int(drain.removesuffix("s"))
     volumes = {volume["name"] for volume in pod["volumes"]}
     assert {mount["name"] for mount in container["volumeMounts"]} == volumes

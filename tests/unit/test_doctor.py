@@ -103,6 +103,8 @@ def test_a_broken_set_up_is_found(code: str, severity: Severity, breaking: Calla
     assert all((finding.fact, finding.breaks, finding.repair))
 
 
+PREFILL = "--max-num-tokens 20000 --max-batch-size 32 --tensor-parallel-size 4"
+DECODE = "--max-num-tokens 16384 --free-gpu-memory-fraction 0.9 --log-level info --expert-parallel-size 4"
 GOOD: dict[str, Callable[[], Facts]] = {
     "B200": b200_node,
     "H200": h200_agg,
@@ -115,13 +117,7 @@ GOOD: dict[str, Callable[[], Facts]] = {
     "small shm and one GPU": lambda: replace(h200_agg(), shm_bytes=64 << 20),
     "B200 over NIXL": lambda: _pair_of("nixl", b200_node()),
     "B200 with FP8 KV": lambda: _pair_of("fp8", b200_node()),
-    "the guide's flags": lambda: typed_of(
-        typed_of(
-            b200_node(), "prefill", "--max-num-tokens 20000 --max-batch-size 32 --tensor-parallel-size 4"
-        ),
-        "decode",
-        "--max-num-tokens 16384 --free-gpu-memory-fraction 0.9 --log-level info --expert-parallel-size 4",
-    ),
+    "the guide's flags": lambda: typed_of(typed_of(b200_node(), "prefill", PREFILL), "decode", DECODE),
     "GPUs by UUID": lambda: set_of(b200_node(), "decode", gpus="GPU-00000004,GPU-00000005,6,7"),
     "two decode workers": lambda: _pair_of_decoders(b200_node()),
     "both roles on one GPU": lambda: one_gpu(40 * GIB),
