@@ -35,11 +35,12 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _LOG = "a look at the log of {worker}"
+_IF_FULL = "another worker if {worker} is full, else "
 _RULES: Mapping[str, Rule] = {
     **{str(stage): rule for stage, rule in STAGES.items()},
     "no_workers": Rule("no decode worker was live", "another decode worker", "wait"),
     "broker_unavailable": Rule("NATS could not be reached", "a look at NATS", "wait"),
-    "answer": Rule("{worker} did not answer", HOST, by="computed", per_token_s=5e-4),
+    "answer": Rule("{worker} did not answer", _IF_FULL + HOST, by="computed", per_token_s=5e-4),
     "gap": Rule("{worker} sent nothing for a while", HOST),
     "delay": Rule("this frontend stood still", "more CPU for the frontend, or --num-processes"),
     "still": Rule("{worker} stood still", HOST),
