@@ -172,7 +172,7 @@ def test_a_client_that_reads_slowly(calm: Stack) -> None:
 
 
 def test_a_long_prompt(calm: Stack) -> None:
-    ask(calm, "long-prompt", prompt=["many words " * 30_000] * 12).result()
+    ask(calm, "long-prompt", prompt=["many words " * 30_000] * 16).result()
     lasted_s = explained(calm, "long-prompt")["record"]["stages"]["render"]
     slow_stage(calm, "long-prompt", "render", "", lasted_s)
 
