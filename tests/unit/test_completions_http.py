@@ -163,8 +163,7 @@ async def test_what_no_route_answers_is_an_envelope_too(
     reply = await Client(ScriptedTokens("")).request(method, path, b"")
     assert (reply.status, set(filter(None, reply.headers.get("allow", "").split(", ")))) == (status, allow)
     assert set(reply.error) == {"message", "type", "param", "code"}
-    assert reply.error["code"] == ("method_not_allowed" if allow else reply.error["code"])
-    assert not allow or f"; allowed: {reply.headers['allow']}." in reply.error["message"]
+    assert ("method" in reply.error["code"]) == ("; allowed: " in reply.error["message"]) == bool(allow)
 
 
 async def test_a_page_that_fails_does_not_say_why() -> None:

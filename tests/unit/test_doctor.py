@@ -217,13 +217,12 @@ def test_a_draft_model_takes_weights_and_kv_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "num_layers", "yaml", "size"),
-    [("/gpt-oss-120b", None, "", "120b"), ("/GPT-OSS-20B", None, "120b", "20b"), ("/x", 24, "", "20b")]
-    + [("/model", None, f"engine_configs/gpt-oss-{size}/agg.yaml", size) for size in ("20b", "120b")],
+    ("path", "num_layers", "size"),
+    [("/gpt-oss-120b", None, "120b"), ("/GPT-OSS-20B", None, "20b"), ("/x", 24, "20b"), ("/y", None, "120b")],
 )
-def test_the_download_is_of_the_model_meant(path: str, num_layers: int | None, yaml: str, size: str) -> None:
-    given = {"path": path, "num_layers": num_layers, "settings": yaml, "missing": ("tokenizer.json",)}
-    found = _found(model_of(b200_node(), **given))
+def test_the_download_is_that_of_the_model_meant(path: str, num_layers: int | None, size: str) -> None:
+    given = {"settings": "gpt-oss-120b/agg_spark.yaml", "missing": ("tokenizer.json",)}
+    found = _found(model_of(b200_node(), path=path, num_layers=num_layers, **given))
     expected = f"{download_command(f'openai/gpt-oss-{size}')} --local-dir {path}"
     assert found["file-missing"].repair == expected
 
