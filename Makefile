@@ -129,4 +129,4 @@ lock: ## update constraints.txt to the newest releases that pyproject.toml allow
 	mv .constraints constraints.txt
 
 clean: ## remove .venv, caches and run folders
-	rm -rf $(VENV) $(VENV)-clients .run .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-clients $(VENV)-dynamo .run .mypy_cache .ruff_cache .pytest_cache .hypothesis
