@@ -24,6 +24,7 @@ ONLY = "BATON_RANDOM_WEIGHTS_ONLY"
 """The tokens that answers have, separated by commas; not set: all."""
 # 2 ** (exponent - 127) scales random 4-bit floats, whose standard deviation is 2.9.
 _EXPONENTS = {"w13_weight_scale": 120, "w2_weight_scale": 114}
+_DRAWN = 2**18  # at once: more would depend on the number of SMs, of which MPS may leave a process a part
 
 
 def install(folder: Path) -> Path:
@@ -66,7 +67,7 @@ def fill(name: str, tensor: torch.Tensor, generator: torch.Generator, hidden: in
         num_rows, num_in = (2 * intermediate, hidden) if kind[:3] == "w13" else (hidden, intermediate)
         tensor[:, :num_rows, : num_in // 32] = _EXPONENTS[kind]
     elif tensor.dtype == torch.uint8:
-        for part in _parts(tensor):
+        for part in torch.split(tensor.view(-1), _DRAWN):
             part.random_(0, 256, generator=generator)
     elif not tensor.is_floating_point():
         return  # the expert map
@@ -76,15 +77,10 @@ def fill(name: str, tensor: torch.Tensor, generator: torch.Generator, hidden: in
         tensor.fill_(1)  # a norm
     else:
         (std,) = (std for part, std in _STD.items() if part in name)
-        for part in _parts(tensor):
+        for part in torch.split(tensor.view(-1), _DRAWN):
             part.normal_(0, std, generator=generator)
         if "lm_head" in name and os.environ.get(ONLY):
             keep_rows(tensor, list(map(int, os.environ[ONLY].split(","))))
-
-
-def _parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Small ones: larger draws depend on the number of SMs, of which MPS may leave the process a part."""
-    return torch.split(tensor.view(-1), 2**18)
 
 
 def keep_rows(lm_head: torch.Tensor, tokens: list[int]) -> None:

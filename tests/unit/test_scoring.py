@@ -67,8 +67,7 @@ def round_to_5_bits(weights: Weights) -> None:
 
 
 @pytest.mark.parametrize(
-    "damage",
-    [zero_an_expert_of_each_layer, pytest.param(round_to_5_bits, marks=pytest.mark.slow)],
+    "damage", [zero_an_expert_of_each_layer, pytest.param(round_to_5_bits, marks=pytest.mark.slow)]
 )
 async def test_damaged_weights_are_beyond_the_tolerance(
     damage: Callable[[Weights], None], right: Scores, tmp_path: Path
