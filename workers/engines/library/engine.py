@@ -165,7 +165,7 @@ class LibraryEngine:
             except DeadlineExceeded:
                 if not spare_s:
                     raise
-                raise HandoffFailed("the handed-over KV expired in the queue") from None
+                raise HandoffFailed("the KV did not arrive before the handoff expired") from None
             call.deadline += spare_s
             chain = self._note_prompt(call)
             generated: list[int] = []
