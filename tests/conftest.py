@@ -22,13 +22,12 @@ from tests.certificates import SHARED, Authority
 from tests.waiting import PATIENCE_S, scaled, signal_process
 
 # Two busy cores are slow at times, which is not a failure.
+_num = int(os.environ.get("BATON_FUZZ_EXAMPLES", "100"))
 settings.register_profile(
-    "here",
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
-    max_examples=int(os.environ.get("BATON_FUZZ_EXAMPLES", "100")),
+    "here", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=_num
 )
 settings.load_profile("here")
+signal.signal(signal.SIGINT, signal.default_int_handler)  # programs of a background job would ignore it
 
 # httpx's default timeout is 5 s.
 _httpx_default: httpx.Timeout = inspect.signature(httpx.get).parameters["timeout"].default
