@@ -52,7 +52,8 @@ class Process:
     def listening(self) -> list[tuple[str, int]]:
         """Addresses, in the kernel's hex, and ports of the IPv4 sockets that it listens on."""
         folder = Path(f"/proc/{self.popen.pid}")
-        inodes = {os.readlink(path).removeprefix("socket:[")[:-1] for path in (folder / "fd").iterdir()}
+        links = map(os.path.realpath, (folder / "fd").iterdir())  # some may be closed meanwhile
+        inodes = {link.rpartition("socket:[")[2][:-1] for link in links}
         rows = [row.split() for row in (folder / "net/tcp").read_text().splitlines()[1:]]
         places = [row[1].split(":") for row in rows if row[3] == "0A" and row[9] in inodes]
         return [(address, int(port, 16)) for address, port in places]
