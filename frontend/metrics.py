@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from operator import add
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -22,8 +22,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _LATENCY_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.35, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _TOKEN_S = (0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2.5)
-MOST_GAP_MS = 2500
-_GAPS_MS = list(pairwise([0, *(round(bound * 1000) for bound in _TOKEN_S), MOST_GAP_MS + 1]))
+_TOKEN_MS = [round(bound_s * 1000) for bound_s in _TOKEN_S]
 _MOVED_BYTES = (0, *(4**power for power in range(7, 18)))  # 16 KiB to 16 GiB
 _FIELD = re.compile(r"[A-Za-z0-9_.\[\]]{1,64}")
 _MAX_VALUES = 100
@@ -166,7 +165,7 @@ class Metrics:
         self.records = Records()
         self.begin = self.records.begin
         self._ended: list[Record] = []
-        self._gaps = defaultdict[tuple[str, str], list[int]](lambda: [0] * (MOST_GAP_MS + 1))
+        self._gaps = defaultdict[tuple[str, str], defaultdict[int, int]](lambda: defaultdict(int))
         self.first_ms, self.gap_ms = Counter[int](), Counter[int]()
         """By whole milliseconds, times to first tokens and between two chunks, until somebody takes them."""
         self.at_scrape: list[Callable[[], object]] = []
@@ -258,24 +257,20 @@ class Metrics:
     def _key(self, caller: str) -> str:
         return self.bounded("key", caller) if caller else "none"
 
-    def gaps(self, record: Record) -> list[int]:
-        """Counts of times between two chunks by whole milliseconds, the last of all longer ones. The caller
-        counts them up: `observe` costs too much for each token."""
+    def gaps(self, record: Record) -> defaultdict[int, int]:
+        """Counts of times between two chunks by whole milliseconds. The caller counts them up: `observe`
+        costs too much for each token."""
         return self._gaps[record.route, record.model]
 
     def note_gaps(self) -> None:
         """Add what callers of `gaps` have counted."""
         for labels, counts in self._gaps.items():
-            if any(counts):
-                series = self.of("inter_token_latency_seconds", *labels)
-                series.counts = [
-                    n + sum(counts[begin:end])
-                    for n, (begin, end) in zip(series.counts, _GAPS_MS, strict=True)
-                ]
-                found = {gap_ms: count for gap_ms, count in enumerate(counts) if count}
-                series.value += sum((gap_ms + 0.5) * count for gap_ms, count in found.items()) / 1000
-                self.gap_ms.update(found)
-                counts[:] = [0] * len(counts)
+            series = self.of("inter_token_latency_seconds", *labels)
+            for gap_ms, count in counts.items():
+                series.counts[bisect_right(_TOKEN_MS, gap_ms)] += count
+                series.value += (gap_ms + 0.5) * count / 1000
+            self.gap_ms.update(counts)
+            counts.clear()
 
     def count_ignored(self, fields: Iterable[str]) -> None:
         """Count ignored fields by name; after _MAX_VALUES names, or for malformed ones, as `other`."""

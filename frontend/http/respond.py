@@ -423,10 +423,7 @@ async def feed(  # noqa: PLR0917  one call
                 if gap_ns > longest_ns:
                     longest_ns = gap_ns
                     leg.gap_s, leg.gap_at = gap_ns / 1e9, choice.num_tokens
-                try:
-                    gaps[gap_ns // 1_000_000] += 1
-                except IndexError:
-                    gaps[-1] += 1
+                gaps[gap_ns // 1_000_000] += 1
             elif record.first_token_s is None:
                 record.first_token_s = now_ns / 1e9 - record.began_s
                 services.metrics.first_ms[int(record.first_token_s * 1000)] += 1
