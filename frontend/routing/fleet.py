@@ -114,14 +114,13 @@ class Fleet:
         """Names of the available models, aliases without wildcards included."""
         decodes = {w.model for w in self.table.live() if w.role is Role.DECODE}
         served = decodes & self._tokenizers.loaded.keys()
-        aliases = [name for name, model in self._aliases if model in served and not set(name) & set("*?[")]
-        return sorted({*served, *aliases})
+        aliases = [name for name, _ in self._aliases if not set(name) & set("*?[")]
+        return sorted(served.union(name for name in aliases if self._model_of(name) in served))
 
     def served(self, name: str) -> ServedModel:
         """The model of that name. Raises ModelNotFound, or NoWorkers if its decode workers or its tokenizer
         are missing; lost workers may answer again in a moment, and requests wait for them."""
-        registered = [worker for worker in self.table.all() if not worker.refusal]
-        model = model_of(name, {worker.model for worker in registered}, self._aliases) or name
+        registered, model = self._registered(), self._model_of(name) or name
         mine = [worker for worker in registered if worker.model == model]
         if not registered:
             raise NoWorkers("No workers are available; start prefill and decode workers.", retry_after_s=1)
@@ -146,7 +145,7 @@ class Fleet:
     def health(self) -> Health:
         """The body of /health; healthy if at least one model can be served."""
         ready, live = set(self.models()), self.table.live()
-        registered = [worker for worker in self.table.all() if not worker.refusal]
+        registered = self._registered()
         known = {w.worker_id for w in registered}
         missing = [] if ready else [f"{w.model}: decode" for w in registered] or ["prefill", "decode"]
         return Health(
@@ -198,6 +197,12 @@ class Fleet:
             metrics.of("workers_lost", metrics.bounded("workers_lost", name)).value += lost[name]
         metrics.of("cut_pairs").value = len(self.cut.names())
         metrics.of("pairs_cut").value = self.events.num_cut
+
+    def _registered(self) -> list[WorkerInfo]:
+        return [worker for worker in self.table.all() if not worker.refusal]
+
+    def _model_of(self, name: str) -> str | None:
+        return model_of(name, {worker.model for worker in self._registered()}, self._aliases)
 
     def _ids(self, state: State) -> list[str]:
         return [worker.worker_id for worker in self.table.of(state)]
