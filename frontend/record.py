@@ -107,7 +107,7 @@ class Leg(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     def on(self, worker: WorkerInfo) -> None:
         """The attempt now waits for this worker."""
         attempt = self.attempts[-1]
-        name, at = worker.name or worker.worker_id, f"{worker.worker_id}, {worker.host}, pid {worker.pid}"
+        name, at = worker.label, f"{worker.worker_id}, {worker.host}, pid {worker.pid}"
         if worker.role is Role.PREFILL:
             attempt.prefill, attempt.prefill_at = name, at
             attempt.enter("prefill")
@@ -133,7 +133,7 @@ class Leg(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
         parts = (wait, found.waited_s), ("kv_move", moved_s), ("prefill", found.computed_s)
         for stage, lasted_s in parts:
             if lasted_s > 0.0:
-                counted_s = lasted_s if lasted_s < rest_s else rest_s  # noqa: FURB136  each call counts here
+                counted_s = min(lasted_s, rest_s)
                 stages[stage] = stages.get(stage, 0.0) + counted_s
                 rest_s -= counted_s
         before_s = stages.get("transit", 0.0)
@@ -141,8 +141,7 @@ class Leg(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
             attempt.late = attempt.worker(wait)
         stages["transit"] = before_s + rest_s
         attempt.stage, attempt.since_s = "decode_wait" if found is first else "stream", now_s
-        if found.delay_s > attempt.delay_s:  # noqa: PLR1730  a call less
-            attempt.delay_s = found.delay_s
+        attempt.delay_s = max(attempt.delay_s, found.delay_s)
         attempt.starved_s += found.starved_s
 
     def failed(self, code: str, num_tokens: int = 0) -> Attempt:
@@ -165,10 +164,8 @@ class Leg(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
             attempt.enter(None)
         if usage is not None:
             self.num_moved_bytes = usage.num_moved_bytes
-            if usage.delay_s > attempt.delay_s:  # noqa: PLR1730  a call less
-                attempt.delay_s = usage.delay_s
-            if usage.starved_s > attempt.starved_s:  # noqa: PLR1730  a call less
-                attempt.starved_s = usage.starved_s
+            attempt.delay_s = max(attempt.delay_s, usage.delay_s)
+            attempt.starved_s = max(attempt.starved_s, usage.starved_s)
         return attempt.since_s
 
     def blocked(self, lasted_s: float) -> None:
@@ -326,8 +323,7 @@ class Records:
     def _measure(self, record: Record, before_s: float) -> None:
         if (delay := self.delays.longest(record.began_s)).lasted_s:
             record.delay_s, record.starved_s = delay
-        waited_s = self.delays.starved_s - before_s
-        record.cpu_wait_s = waited_s if waited_s > record.starved_s else record.starved_s  # noqa: FURB136  a call less
+        record.cpu_wait_s = max(self.delays.starved_s - before_s, record.starved_s)
 
     def keep(self, record: Record) -> None:
         """Keep what has ended."""
