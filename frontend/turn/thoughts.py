@@ -6,17 +6,30 @@ import time
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import groupby, pairwise
+from itertools import pairwise
 
 import msgspec
 from msgspec.structs import replace
 
-from frontend.harmony.conversation import AssistantTurn, Conversation, Kind, ToolCall, Turn, WrittenMessage
+from frontend.harmony.conversation import (
+    AssistantTurn,
+    Conversation,
+    Kind,
+    ToolCall,
+    ToolResult,
+    Turn,
+    WrittenMessage,
+)
 from frontend.harmony.parse import ReadMessage
 from frontend.text.tokenizer import ModelTokenizer, SpecialToken
 
 # Separates two Harmony messages of one kind, such as a preamble and the answer.
 PARAGRAPH = "\n\n"
+
+
+def answer_of(call_id: str) -> str:
+    """The id of the first call of the same answer, see `Choice`."""
+    return call_id.partition("-")[0]
 
 
 class Kept(msgspec.Struct, frozen=True, array_like=True, tag=0):
@@ -124,7 +137,7 @@ class Thoughts:
 
     def recall(self, owner: str, call_id: str) -> Kept | None:
         """The answer with that call, if it is kept."""
-        key = owner, call_id.partition("-")[0]  # the first call's, see `Choice`
+        key = owner, answer_of(call_id)
         with self._lock:
             value, since_s = self._by_id.get(key, (None, -math.inf))
             if time.monotonic() - since_s > MAX_AGE_S:
@@ -161,20 +174,27 @@ class Thoughts:
 def joined(parts: Iterable[Turn]) -> Iterator[Turn]:
     """The parts as turns: consecutive assistant parts are merged into one turn per answer, so that they are
     rendered as the model wrote them. Empty assistant parts are dropped."""
-    for is_answer, run in groupby(parts, lambda part: isinstance(part, AssistantTurn)):
-        if is_answer:
-            yield from _answers(run)
-        else:
-            yield from run
+    run: list[AssistantTurn] = []
+    for part in (*parts, None):
+        if isinstance(part, AssistantTurn):
+            run += [part] if part != AssistantTurn() else []
+            continue
+        yield from _answers(run, has_results=isinstance(part, ToolResult))
+        run.clear()
+        if part is not None:
+            yield part
 
 
-def _answers(run: Iterable[Turn]) -> Iterator[AssistantTurn]:
-    """One turn per answer, which ends with its calls or, after the last call, with its text."""
-    parts = [part for part in run if isinstance(part, AssistantTurn) and part != AssistantTurn()]
+def _answers(parts: Sequence[AssistantTurn], *, has_results: bool) -> Iterator[AssistantTurn]:
+    """One turn per answer, which ends with its calls or, after the last call, with its text. What follows the
+    last call belongs to its answer if results come next: the client has not taken it as the end."""
     last_call = max((i for i, part in enumerate(parts) if part.tool_calls), default=-1)
     answers: list[list[AssistantTurn]] = [[]]
     for i, (before, part) in enumerate(pairwise([AssistantTurn(), *parts])):
-        if (part.reasoning or part.text) if before.tool_calls else (before.text and i > last_call):
+        is_last, calls, others = i > last_call, part.tool_calls, before.tool_calls
+        is_other = calls and others and answer_of(calls[0].call_id) != answer_of(others[0].call_id)
+        is_new = part.reasoning or part.text or is_other if others else before.text and is_last
+        if is_new and not (is_last and has_results):
             answers.append([])
         answers[-1].append(part)
     for answer in filter(None, answers):

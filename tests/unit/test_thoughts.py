@@ -174,7 +174,8 @@ def test_a_thought_that_is_too_old_is_dropped(monkeypatch: pytest.MonkeyPatch) -
     assert (recalled(kept, "a"), kept.num_bytes) == (None, 0)
 
 
-CALL_A, CALL_B = called("a"), called("b")
+CALL_A, CALL_B, OTHER = called("a"), called("a-1"), called("b")
+DONE = ToolResult(call_id="a", text="")
 BOTH = (*CALL_A.tool_calls, *CALL_B.tool_calls)
 THOUGHT, MORE = AssistantTurn(reasoning="Think."), AssistantTurn(reasoning="More.")
 A, B = AssistantTurn(text="A."), AssistantTurn(text="B.")
@@ -192,8 +193,12 @@ PREAMBLE = AssistantTurn(text="Now.", is_preamble=True)
         ([A, THOUGHT], [A, THOUGHT]),
         ([A, CALL_A, A], [called("a", text="A."), A]),
         ([CALL_A, A], [CALL_A, A]),
-        ([CALL_A, THOUGHT, A, CALL_B], [CALL_A, called("b", reasoning="Think.", text="A.")]),
+        ([CALL_A, THOUGHT, A, CALL_B], [CALL_A, called("a-1", reasoning="Think.", text="A.")]),
         ([CALL_A, called("b", text="A.")], [CALL_A, called("b", text="A.")]),
+        ([CALL_A, OTHER, DONE], [CALL_A, OTHER, DONE]),
+        # Calls with results were run: text after them ends nothing.
+        ([CALL_A, MORE, A, B, DONE], [called("a", reasoning="More.", text="A.\n\nB."), DONE]),
+        ([CALL_A, A, OTHER, DONE], [CALL_A, called("b", text="A."), DONE]),
         ([called("a", text="A."), THOUGHT, B],
          [called("a", text="A."), AssistantTurn(reasoning="Think.", text="B.")]),
         # The texts before a call are preambles of one answer.

@@ -52,6 +52,7 @@ CALLS = [
     NOW + " to=functions.f<|channel|>analysis<|message|>{}<|call|>",
     NOW + NOW + " to=functions.f<|channel|>analysis<|message|>{}<|call|>",
     NOW + THINK + NOW + " to=functions.f<|channel|>commentary<|message|>{}<|call|>",
+    f" to=functions.f<|channel|>commentary<|message|>{{}}<|end|>{START}<|channel|>final<|message|>Ok.<|end|>",
 ]
 CUT = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a'
 REPAIRED = "<|channel|>commentary functions.f<|message|>{}<|call|>"  # no `to=`
@@ -84,13 +85,15 @@ async def count(client: Client, path: str, body: Json, headers: Json | None = No
 def response_round(answer: Json, *, left_out: str = "") -> Json:
     """The items of an answer, without those of a type, and the result of its call."""
     output = [item for item in answer["output"] if item["type"] != left_out]
-    result = {"type": "function_call_output", "call_id": output[-1]["call_id"], "output": "ok"}
+    [call] = (item for item in output if item["type"] == "function_call")
+    result = {"type": "function_call_output", "call_id": call["call_id"], "output": "ok"}
     return {"input": [HI, *output, result]}
 
 
 def messages_round(answer: Json) -> Json:
     content = answer["content"]
-    result = {"type": "tool_result", "tool_use_id": content[-1]["id"], "content": "ok"}
+    [call] = (block for block in content if block["type"] == "tool_use")
+    result = {"type": "tool_result", "tool_use_id": call["id"], "content": "ok"}
     return {
         "messages": [HI, {"role": "assistant", "content": content}, {"role": "user", "content": [result]}]
     }
