@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import chain, repeat
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
@@ -9,6 +10,7 @@ import msgspec
 from baton.errors import InvalidRequest
 from baton.messages import FinishReason
 from frontend.harmony.conversation import Delta, Text
+from frontend.harmony.parse import new_decoder
 from frontend.http.answer import (
     ChoiceWriter,
     ChunkedAnswer,
@@ -131,8 +133,10 @@ class TextWriter(ChoiceWriter):
         )
         self._is_silent = body.max_tokens == 0
         self._texts: list[str] = []  # of an answer that is not streamed
-        self._num_chars = 0
         self._num_given = 0  # tokens whose log probabilities were output
+        self._decode, self._num_chars = new_decoder().decode, 0  # of these, in the text
+        num_echoed = len(choice.request.token_ids) if body.echo else 0
+        self._shows_special = chain(repeat(True, num_echoed), repeat(body.skip_special_tokens is False))
 
     def opening(self) -> bytes:
         return self._chunk(self._echo, None) if self._echo else b""
@@ -143,25 +147,17 @@ class TextWriter(ChoiceWriter):
             if isinstance(delta, Text) and not self._is_silent:
                 if self.stream:
                     chunks.append(self._chunk(delta.text, self._logprobs(delta.stop)))
-                    self._num_chars += len(delta.text)
                 else:
                     self._texts.append(delta.text)
         return b"".join(chunks)
 
     def end(self) -> bytes:
         """The last chunk, with the log probabilities of trailing tokens without text."""
-        logprobs = None if self._is_silent else self._logprobs(None)
-        return self._chunk("", logprobs, self._finish_reason)
+        return self._chunk("", self._logprobs(None), self._finish_reason)
 
     def body(self) -> CompletionChoiceBody:
-        logprobs, entries = self._logprobs(None), self.choice.logprobs
-        if self._echo and entries is not None:
-            of_all = [*self.choice.prompt_logprobs, *(() if self._is_silent else entries)]
-            logprobs = legacy_logprobs(
-                of_all, self.choice.tokenizer, first_id=self.choice.request.token_ids[0]
-            )
         text = "".join([self._echo, *self._texts])
-        return CompletionChoiceBody(self.index, text, self._finish_reason, logprobs)
+        return CompletionChoiceBody(self.index, text, self._finish_reason, self._logprobs(None))
 
     @property
     def _finish_reason(self) -> FinishReason:
@@ -179,4 +175,15 @@ class TextWriter(ChoiceWriter):
         if entries is None:
             return None
         start, self._num_given = self._num_given, len(entries) if stop is None else stop
-        return legacy_logprobs(entries[start : self._num_given], self.choice.tokenizer, self._num_chars)
+        entries, unscored = entries[start : self._num_given], self.choice.request.token_ids[:0]
+        if self._echo:  # such an answer is not streamed
+            entries = [*self.choice.prompt_logprobs, *(() if self._is_silent else entries)]
+            unscored = self.choice.request.token_ids[:1]
+        return legacy_logprobs(entries, self.choice.tokenizer, self._offset, unscored)
+
+    def _offset(self, token_id: int) -> int:
+        """Where the next token begins; a character in several tokens counts with the last one."""
+        start, shows_special = self._num_chars, next(self._shows_special)
+        data = self.choice.tokenizer.bytes_of((token_id,), shows_special=shows_special)
+        self._num_chars += len(self._decode(data))
+        return start

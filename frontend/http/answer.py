@@ -1,18 +1,15 @@
 """Answers of the APIs, numbered ones, and those of chat and raw completions: whole, or as chunks."""
 
 import importlib.metadata
-import re
 import time
 import zlib
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 
 import msgspec
 
 from baton.errors import BatonError, InvalidRequest
 from baton.messages import TokenChunk, TokenLogprob
 from frontend.harmony.conversation import Delta
-from frontend.harmony.parse import new_decoder
 from frontend.http.exchange import ErrorBody
 from frontend.record import Record
 from frontend.text.tokenizer import ModelTokenizer
@@ -21,7 +18,6 @@ from frontend.turn.fields import CommonFields, StreamOptions
 from frontend.turn.ids import new_id
 
 KEEP_ALIVE = b": keep-alive\n\n"
-_ID = re.compile(r"(\d{1,9})\.([0-9a-f]{8})")
 
 
 class Writer:
@@ -75,26 +71,19 @@ class StreamChanged(InvalidRequest, code="stream_changed", status=409):
 
 class Numbered(Answer):
     """A streamed answer of one choice whose events have ids: the number of the event, and a checksum of the
-    tokens so far. Events up to `last_event_id` are left out.
+    tokens so far. Events up to `last_event`, which the client has, are left out.
 
     No frontend keeps a numbered stream: any of them generates the answer again, from the same seed and with
     the same ids. The checksum shows whether it is the same answer."""
 
-    def __init__(self, answer: Answer, last_event_id: str) -> None:
-        """`last_event_id`: of the last event that the client has; empty: none. Raises InvalidRequest."""
+    def __init__(self, answer: Answer, last_event: tuple[int, int]) -> None:
         self.stream, self.ignored = answer.stream, answer.ignored
         self.choices, self.keep_alive = answer.choices, answer.keep_alive
         # These have no ids.
         self.closing, self.failure, self.settle = answer.closing, answer.failure, answer.settle  # type: ignore[method-assign]  # no call between
         self._writer = answer.writer(0)
-        self._number = self._checksum = self._last_number = self._last_checksum = 0
-        if last_event_id:
-            found = _ID.fullmatch(last_event_id)
-            if found is None:
-                raise InvalidRequest.at(
-                    "Last-Event-ID", f"is {last_event_id[:40]!r}; send the `id` of the last event that came."
-                )
-            self._last_number, self._last_checksum = int(found[1]), int(found[2], 16)
+        self._number = self._checksum = 0
+        self._last_number, self._last_checksum = last_event
         self._opening = self._numbered(answer.opening())
 
     def opening(self) -> bytes:
@@ -149,8 +138,8 @@ class ContentLogprob(TopLogprob):
 
 
 class LegacyLogprobs(msgspec.Struct, kw_only=True):
-    """Log probabilities as parallel lists; `text_offset` counts characters of the choice's text. The first
-    token of an echoed prompt has none."""
+    """Log probabilities as parallel lists; `text_offset` counts characters of the choice's text. Control
+    tokens are spelled out in `tokens`. The first token of an echoed prompt has no probability."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -176,28 +165,22 @@ def content_logprobs(entries: Sequence[TokenLogprob], tokenizer: ModelTokenizer)
 def legacy_logprobs(
     entries: Sequence[TokenLogprob],
     tokenizer: ModelTokenizer,
-    offset: int = 0,
-    *,
-    first_id: int | None = None,
+    offset_of: Callable[[int], int],
+    unscored: Sequence[int] = (),
 ) -> LegacyLogprobs:
-    """The completions API's shape; `offset` is the first token's, in characters of the choice's text. An
-    echoed prompt starts with `first_id`, which has no entry."""
+    """The completions API's shape, after the ids of tokens without probabilities. `offset_of` is called with
+    the id of each token, in order."""
 
     def text(token_id: int) -> str:
-        return _text(tokenizer.token_bytes(token_id))
+        return tokenizer.decode((token_id,), shows_special=True)
 
-    unscored = [] if first_id is None else [None]
-    ids = [token_id for token_id in (first_id, *(e.token_id for e in entries)) if token_id is not None]
-    decode = new_decoder().decode  # a character in several tokens counts with the last one
-    num_chars = (len(decode(tokenizer.token_bytes(token_id))) for token_id in ids)
+    ids, none = [*unscored, *(entry.token_id for entry in entries)], [None] * len(unscored)
+    tops = ({text(token_id): _finite(logprob) for token_id, logprob in entry.top} for entry in entries)
     return LegacyLogprobs(
-        tokens=[text(token_id) for token_id in ids],
-        token_logprobs=[*unscored, *(_finite(entry.logprob) for entry in entries)],
-        top_logprobs=[
-            *unscored,
-            *({text(token_id): _finite(logprob) for token_id, logprob in entry.top} for entry in entries),
-        ],
-        text_offset=list(accumulate(num_chars, initial=offset))[:-1],
+        tokens=list(map(text, ids)),
+        token_logprobs=[*none, *(_finite(entry.logprob) for entry in entries)],
+        top_logprobs=[*none, *tops],
+        text_offset=list(map(offset_of, ids)),
     )
 
 

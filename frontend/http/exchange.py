@@ -73,6 +73,7 @@ def error_headers(error: BatonError) -> Headers:
 
 
 _IDEMPOTENCY_KEY = re.compile(rb"[ -~]{0,255}")
+_EVENT_ID = re.compile(rb"(\d{1,9})\.([0-9a-f]{8})")
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/-]{1,128}")
 
 
@@ -118,9 +119,17 @@ class Exchange:
         return given.decode()
 
     @property
-    def last_event_id(self) -> str:
-        """The client's; empty without one."""
-        return self.headers.get(b"last-event-id", b"").decode(errors="replace")
+    def last_event(self) -> tuple[int, int] | None:
+        """The number and the checksum of the last event that the client has. Raises InvalidRequest."""
+        given = self.headers.get(b"last-event-id")
+        if not given:
+            return None
+        if not self.idempotency_key:
+            raise InvalidRequest.at("Last-Event-ID", "needs the `Idempotency-Key` of the first request.")
+        found = _EVENT_ID.fullmatch(given)
+        if found is None:
+            raise InvalidRequest.at("Last-Event-ID", "must be the `id` of the last event that came.")
+        return int(found[1]), int(found[2], 16)
 
     @property
     def owner(self) -> str:
@@ -131,8 +140,9 @@ class Exchange:
         return hashlib.sha256(key).hexdigest() if key else ""
 
     def repeated(self) -> AbstractContextManager[None]:
-        """In this context the same is drawn for requests with the same idempotency key, if there is one."""
-        key = self.idempotency_key
+        """In this context the same is drawn for requests with the same idempotency key, if there is one.
+        Raises InvalidRequest, also for the last event."""
+        key, _ = self.idempotency_key, self.last_event
         return repeatable(f"{self.owner} {key}") if key else nullcontext()
 
     async def start(self, status: int, content_type: bytes, headers: Headers) -> None:

@@ -256,12 +256,9 @@ async def generate(exchange: Exchange, answer: Answer, services: Services, recor
     """Generate the answer and send it; stops if the client disconnects. Raises InvalidRequest if the client
     has a part of the stream and it cannot be continued."""
     if exchange.idempotency_key and answer.stream and len(answer.choices) == 1:
-        answer = Numbered(answer, exchange.last_event_id)
-    elif exchange.last_event_id:
-        raise InvalidRequest.at(
-            "Last-Event-ID",
-            "continues a streamed answer with one choice whose request had the same `Idempotency-Key`.",
-        )
+        answer = Numbered(answer, exchange.last_event or (0, 0))
+    elif exchange.last_event:
+        raise InvalidRequest.at("Last-Event-ID", "continues a streamed answer with one choice.")
     record.num_prompt_tokens = num_prompt_tokens(answer.choices)
     delivery = Delivery(exchange, answer, services)
     try:

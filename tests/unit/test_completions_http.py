@@ -93,9 +93,24 @@ async def test_logprobs_come_as_parallel_lists() -> None:
     assert logprobs["tokens"] == ["O", "n", "c", "e"]
     assert logprobs["text_offset"] == [0, 1, 2, 3]
     assert logprobs["top_logprobs"][0] == {"O": -0.5}
-    chunks = (await complete("x", logprobs=1, max_tokens=4, stream=True)).events[:-1]
-    logprobs = [chunk["choices"][0]["logprobs"] for chunk in chunks]
-    assert [offset for each in logprobs if each for offset in each["text_offset"]] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("shown", [False, True])
+@pytest.mark.parametrize("tokens_per_chunk", range(1, 6))
+async def test_offsets_count_the_characters_of_the_text_also_in_a_stream(
+    tokens_per_chunk: int, shown: bool
+) -> None:
+    text = "ü<|end|>a\U0001f9ffb!"
+    fields: dict[str, Any] = {"logprobs": 1, "max_tokens": 9, "skip_special_tokens": not shown}
+    tokens = ScriptedTokens(text, tokens_per_chunk=tokens_per_chunk)
+    [whole] = (await Client(tokens).complete("x", **fields)).json["choices"]
+    chunks = (await Client(tokens).complete("x", stream=True, **fields)).events[:-1]
+    parts = [chunk["choices"][0]["logprobs"] for chunk in chunks]
+    for name, values in whole["logprobs"].items():
+        assert [value for part in parts if part for value in part[name]] == values
+    end = len("<|end|>") if shown else 0
+    assert whole["logprobs"]["text_offset"] == [0, 0, 1, *(end + n for n in (1, 2, 2, 2, 2, 3))]
+    assert whole["logprobs"]["tokens"][2] == "<|end|>"
 
 
 @pytest.mark.parametrize("prompt", ["Say: <|start|>ü", [9, 8, 7]])

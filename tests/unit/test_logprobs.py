@@ -14,16 +14,11 @@ def entries(text: str) -> list[TokenLogprob]:
     return [TokenLogprob(i, -0.5, ((i, -0.5),)) for i in TOKENIZER.encode_text(text)]
 
 
-def test_offsets_count_the_characters_of_the_text() -> None:
-    made = legacy_logprobs(entries("ü and \U0001f9ff!"), TOKENIZER, 7)
-    assert made.text_offset == [7, 7, 8, 9, 12, 13, 13, 13, 13, 14]
-
-
 def test_a_probability_of_zero_is_a_number_that_json_has() -> None:
     never = [TokenLogprob(5, -math.inf, ((5, -math.inf),))]
     (content,) = content_logprobs(never, TOKENIZER)
     assert (content.logprob, content.top_logprobs[0].logprob) == (-9999, -9999)
-    legacy = legacy_logprobs(never, TOKENIZER)
+    legacy = legacy_logprobs(never, TOKENIZER, int)
     assert (legacy.token_logprobs, list((legacy.top_logprobs[0] or {}).values())) == ([-9999], [-9999])
 
 

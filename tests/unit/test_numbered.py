@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from baton.errors import Overloaded
 from tests.scripted_frontend import MODEL, Client, Reply, ScriptedTokens
 
 CHAT = {
@@ -108,12 +109,12 @@ def test_another_answer_is_not_continued() -> None:
     ("headers", "fields", "param", "says"),
     [
         *(
-            (KEY | {"last-event-id": after}, {}, "Last-Event-ID", "send the `id` of the last event")
+            (KEY | {"last-event-id": after}, {}, "Last-Event-ID", "the `id` of the last event")
             for after in ("7", "1.2", "1.0000000g", "-1.00000000", "1.1.00000000", "x" * 300)
         ),
         (KEY | AFTER, {"stream": False}, "Last-Event-ID", "with one choice"),
         (KEY | AFTER, {"n": 2}, "Last-Event-ID", "with one choice"),
-        (AFTER, {}, "Last-Event-ID", "the same `Idempotency-Key`"),
+        (AFTER, {}, "Last-Event-ID", "`Idempotency-Key` of the first"),
         ({"idempotency-key": "k" * 256}, {}, "Idempotency-Key", "255 printable ASCII characters"),
         ({"idempotency-key": "schlüssel"}, {}, "Idempotency-Key", "255 printable ASCII characters"),
     ],
@@ -123,7 +124,8 @@ async def test_what_cannot_be_continued_or_repeated_is_refused(
     headers: dict[str, str], fields: dict[str, Any], param: str, says: str
 ) -> None:
     body = {"model": MODEL, "stream": True, "prompt": "Hi", **fields}
-    reply = await Client(ScriptedTokens(TEXT)).post("/v1/completions", body, headers=headers)
+    tokens = ScriptedTokens(TEXT, refuses_with=None if fields else Overloaded("full"))
+    reply = await Client(tokens).post("/v1/completions", body, headers=headers)
     assert (reply.status, reply.error["param"]) == (400, param)
     assert says in reply.error["message"]
 
