@@ -20,6 +20,8 @@ from frontend.turn.seal import Seal
 
 MIN_KEY_BYTES = 32
 _HOST = re.compile(r"[\w.*-]+")
+# As browsers send it: no path, no capitals.
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\sA-Z]+|null|\*")
 _URL = re.compile(r"https?://[^\s/]\S*")
 
 
@@ -94,6 +96,9 @@ class FrontendSettings:
             raise ValueError(
                 f"--otlp-endpoint {self.otlp_endpoint!r}: must be a URL such as http://localhost:4318"
             )
+        for origin in self.cors_origins:
+            if not _ORIGIN.fullmatch(origin):
+                raise ValueError(f"--cors-origin {origin!r}: must be such as https://app.example, or *")
         for host in self.allowed_hosts[1:]:
             if not _HOST.fullmatch(host):
                 raise ValueError(f"--allowed-host {host!r}: must be a name without scheme and port, or *")
