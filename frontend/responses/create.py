@@ -37,27 +37,15 @@ from frontend.responses.items import (
     ToolSearchOutputItem,
     turns,
 )
-from frontend.responses.output import EventWriter, ResponseAnswer, ResponseError, initial_response
+from frontend.responses.output import FailedAtOnce, ResponseAnswer
 from frontend.responses.runs import ResponseState
 from frontend.responses.store import MAX_CHAIN_BYTES, RUNNING, ResponseStore, StoredResponse
-from frontend.text.tokenizer import ContextTooLong
 from frontend.turn.fields import NEAREST_EFFORT, answer_format, required
 from frontend.turn.ids import vary
 from frontend.turn.request import LONG_BYTES, CallChoice, Client, TurnRequest
 
 MAX_REFERENCES = 1000
 """Each is looked up in the store."""
-
-
-class FailedAtOnce(Exception):
-    """A streamed response whose prompt is too long: its `events` say so, as agents that then compact their
-    history expect, instead of a status."""
-
-    def __init__(self, body: ResponseBody, error: ContextTooLong) -> None:
-        self.status = error.status
-        writer, response = EventWriter(), initial_response(body)
-        failed = replace(response, status="failed", error=ResponseError.of(error), store=False)
-        self.events = writer.opening(response) + writer.event("response.failed", response=failed)
 
 
 async def ask_response(

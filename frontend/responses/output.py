@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from baton.errors import BatonError
 from baton.messages import TokenChunk
@@ -156,6 +157,17 @@ class EventWriter:
         """The first two events of a response."""
         created = self.event("response.created", response=response)
         return created + self.event("response.in_progress", response=response)
+
+
+class FailedAtOnce(Exception):
+    """A streamed response whose prompt is too long: its `events` say so, as agents that then compact their
+    history expect, instead of a status."""
+
+    def __init__(self, body: ResponseBody, error: ContextTooLong) -> None:
+        self.status = error.status
+        writer, response = EventWriter(), initial_response(body)
+        failed = replace(response, status="failed", error=ResponseError.of(error), store=False)
+        self.events = writer.opening(response) + writer.event("response.failed", response=failed)
 
 
 def head(kind: str, **fields: object) -> bytes:

@@ -25,8 +25,8 @@ from frontend.http.respond import (
 )
 from frontend.record import Record
 from frontend.responses.body import DeletedResponse, InputTokens, ItemList, ResponseBody
-from frontend.responses.create import FailedAtOnce, ask_response, items_of
-from frontend.responses.output import EventWriter, ResponseObject, after
+from frontend.responses.create import ask_response, items_of
+from frontend.responses.output import EventWriter, FailedAtOnce, ResponseObject, after
 from frontend.responses.runs import UNREACHED, ResponseState, events_not_stored
 from frontend.responses.store import RUNNING, StoredResponse
 
