@@ -4,10 +4,8 @@ Schemas become TypeScript, byte for byte as openai-harmony renders them. That in
 model was trained with them: `anyOf` and `$ref` are `any`, the second line of a property's description is not
 commented out, enum values are quoted but not escaped, an object's description appears twice."""
 
-import json
 import re
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -317,12 +315,9 @@ def _dict(value: object) -> dict[str, Any]:
 
 
 def compact_json(value: object) -> str:
-    """JSON without spaces, as serde_json writes it; lone surrogates are kept.
-
-    Raises ValueError for values nested too deeply."""
+    """JSON as serde_json writes it: without spaces, 1e20 and not 1e+20. Raises ValueError for values nested
+    too deeply."""
     try:
-        with suppress(UnicodeEncodeError):  # of a lone surrogate; the tokenizer replaces it
-            return msgspec.json.encode(value).decode()  # with numbers as serde_json's, 1e20 and not 1e+20
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+        return msgspec.json.encode(value).decode()
     except RecursionError as error:
         raise ValueError("a value is nested too deeply") from error

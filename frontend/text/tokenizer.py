@@ -216,11 +216,7 @@ class ModelTokenizer:
 
     def _encode_piece(self, text: str) -> list[int]:
         # `encode` would hold the GIL and compute unused offsets.
-        try:
-            encoding = self._ordinary.encode_batch_fast([text], add_special_tokens=False)[0]
-        except TypeError:  # the library raises it for lone surrogates
-            return self._encode_piece(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
-        ids: list[int] = encoding.ids
+        ids: list[int] = self._ordinary.encode_batch_fast([text], add_special_tokens=False)[0].ids
         return ids
 
 

@@ -261,7 +261,7 @@ def _constrained(
         return replace(form, grammar=grammar.text, syntax=grammar.syntax, param=grammar.path)
     try:
         text = msgspec.json.encode(schema).decode()
-    except (RecursionError, UnicodeEncodeError) as error:
+    except RecursionError as error:
         raise InvalidRequest.at(path, f"cannot be encoded as JSON: {error}.") from None
     return replace(form, grammar=text, lenient=not is_strict, param=path)
 

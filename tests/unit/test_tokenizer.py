@@ -64,12 +64,6 @@ def test_the_texts_kept_the_longest_make_room_for_new_ones(
     assert encode("q" * ENTRY_BYTES) is not encode("q" * ENTRY_BYTES), "an eighth of all is too much for one"
 
 
-@pytest.mark.parametrize(("text", "expected"), [("a\ud800b", "a�b"), ("\ud83d\udc4d", "👍"), ("\udfff", "�")])
-def test_lone_surrogates_are_replaced(tokenizer: ModelTokenizer, text: str, expected: str) -> None:
-    assert tokenizer.decode(tokenizer.encode_text(text)) == expected
-    assert tokenizer.decode(tokenizer.encode_text_segment(text)) == expected
-
-
 def test_control_tokens_and_unknown_ids_have_no_bytes(tokenizer: ModelTokenizer) -> None:
     for token_id in (*tokenizer.special_ids.values(), -1, tokenizer.vocab_size, 10**9):
         assert tokenizer.token_bytes(token_id) == b""
