@@ -5,7 +5,7 @@
 The calls are those of a whole frontend with two mockers (`cProfile`), a chat of 8 tokens at a time, so that
 heartbeats and timers between two requests count too; each round has requests of its own. The record's cost is
 that of `Metrics.begin` to `end` with stages and metrics: the best of 200 batches, so that other work on the
-machine does not count. A batch has two of those in which requests are counted."""
+machine does not count."""
 
 import argparse
 import cProfile

@@ -2,7 +2,7 @@
 
 import math
 import re
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
@@ -26,8 +26,6 @@ _TOKEN_MS = [round(bound_s * 1000) for bound_s in _TOKEN_S]
 _MOVED_BYTES = (0, *(4**power for power in range(7, 18)))  # 16 KiB to 16 GiB
 _FIELD = re.compile(r"[A-Za-z0-9_.\[\]]{1,64}")
 _MAX_VALUES = 100
-_MOST_ENDED = 100
-"""Requests that have ended and are not counted yet."""
 _GENERATING = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
 _ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 
@@ -143,16 +141,9 @@ class Series:
         self.counts = [0] * len(self.bounds)
         self.value = 0.0
 
-    def observe(self, values: Iterable[float]) -> None:
-        """Count values: many at once cost less."""
-        ordered = sorted(values)
-        self.value += sum(ordered)
-        end, all_ = 0, len(ordered)
-        for i, bound in enumerate(self.bounds):
-            if end == all_:
-                return
-            begin, end = end, bisect_right(ordered, bound, end)
-            self.counts[i] += end - begin
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.value += value
 
 
 class Metrics:
@@ -164,7 +155,6 @@ class Metrics:
         self._seen: dict[str, set[str]] = defaultdict(set)
         self.records = Records()
         self.begin = self.records.begin
-        self._ended: list[Record] = []
         self._gaps = defaultdict[tuple[str, str], defaultdict[int, int]](lambda: defaultdict(int))
         self.first_ms, self.gap_ms = Counter[int](), Counter[int]()
         """By whole milliseconds, times to first tokens and between two chunks, until somebody takes them."""
@@ -197,62 +187,43 @@ class Metrics:
         return value
 
     def end(self, record: Record) -> None:
-        """Keep the record of a request that has ended; it is counted with others."""
+        """Keep and count a request that has ended."""
         self.records.end(record)
-        self._ended.append(record)
-        if len(self._ended) >= _MOST_ENDED:
-            self._count_ended()
+        self._count(record)
         for read in self.readers:
             read(record)
 
-    def _count_ended(self) -> None:
-        """Count what has ended since the last call, request by request only where they differ."""
-        ended, self._ended = self._ended, []
-        alike = defaultdict[tuple[str, str, str, int], list[Record]](list)
-        for record in ended:
-            alike[record.route, record.model, record.caller, record.status].append(record)
-            for kind, count in record.repairs.items():
-                self.of("harmony_repairs", kind).value += count
-        for (route, model, caller, status), records in alike.items():
-            self.of("requests", route, model, str(status)).value += len(records)
-            self.of("key_requests", self._key(caller), str(status)).value += len(records)
-            self._count_alike((route, model), records)
-        self._count_stages(ended)
-        moved = [leg.num_moved_bytes for record in ended for leg in record.legs]
-        self.of("request_moved_kv_bytes").observe([each for each in moved if each is not None])
+    def _count(self, record: Record) -> None:
+        of, route, model, status = self.of, record.route, record.model, str(record.status)
+        of("requests", route, model, status).value += 1
+        of("key_requests", self._key(record.caller), status).value += 1
+        of("request_duration_seconds", route, model).observe(record.duration_s or 0.0)
+        if record.first_token_s is not None:
+            of("time_to_first_token_seconds", route, model).observe(record.first_token_s)
+        if record.disconnected:
+            of("disconnects", route).value += 1
+        if record.num_prompt_tokens:
+            of("prompt_tokens", model).value += record.num_prompt_tokens
+            of("completion_tokens", model).value += record.num_completion_tokens
+        for kind, count in record.repairs.items():
+            of("harmony_repairs", kind).value += count
+        outcome = "ok"
+        if record.status >= 400:
+            outcome = record.code or ("disconnected" if record.disconnected else status)
+        self._count_stages(record.stages, outcome)
+        for leg in record.legs:
+            if leg.num_moved_bytes is not None:
+                of("request_moved_kv_bytes").observe(leg.num_moved_bytes)
+            for attempt in leg.attempts:
+                reason = attempt.outcome or outcome
+                self._count_stages(attempt.stages, reason)
+                if attempt.has_workers:
+                    of("attempts", reason).value += 1
+                    of("handoffs_stalled").value += reason == HandoffStalled.code
 
-    def _count_stages(self, ended: Sequence[Record]) -> None:
-        """By outcome; an attempt that failed has its own."""
-        stages, reasons = defaultdict[str, list[Mapping[Stage, float]]](list), list[str]()
-        for record in ended:
-            outcome = "ok"
-            if record.status >= 400:
-                outcome = record.code or ("disconnected" if record.disconnected else str(record.status))
-            stages[outcome].append(record.stages)
-            for leg in record.legs:
-                for attempt in leg.attempts:
-                    reason = attempt.outcome or outcome
-                    stages[reason].append(attempt.stages)
-                    if attempt.has_workers:
-                        reasons.append(reason)
-        for reason, count in Counter(reasons).items():
-            self.of("attempts", reason).value += count
-        self.of("handoffs_stalled").value += reasons.count(HandoffStalled.code)
-        for outcome, parts in stages.items():
-            for stage in STAGES:
-                if values := [part[stage] for part in parts if stage in part]:
-                    self.of("stage_seconds", stage, outcome).observe(values)
-
-    def _count_alike(self, labels: tuple[str, str], records: Sequence[Record]) -> None:
-        route, model = labels
-        self.of("request_duration_seconds", *labels).observe([each.duration_s or 0.0 for each in records])
-        if firsts := [each.first_token_s for each in records if each.first_token_s is not None]:
-            self.of("time_to_first_token_seconds", *labels).observe(firsts)
-        if num_disconnected := sum([each.disconnected for each in records]):
-            self.of("disconnects", route).value += num_disconnected
-        if num_prompt := sum([each.num_prompt_tokens for each in records]):
-            self.of("prompt_tokens", model).value += num_prompt
-            self.of("completion_tokens", model).value += sum([each.num_completion_tokens for each in records])
+    def _count_stages(self, stages: Mapping[Stage, float], outcome: str) -> None:
+        for stage, lasted_s in stages.items():
+            self.of("stage_seconds", stage, outcome).observe(lasted_s)
 
     def _key(self, caller: str) -> str:
         return self.bounded("key", caller) if caller else "none"
@@ -294,7 +265,6 @@ class Metrics:
 
     def total(self, name: str) -> float:
         """The sum of the metric's values over all labels; of gauges, at the last scrape."""
-        self._count_ended()
         return sum(series.value for key, series in self._series.items() if key[0] == name)
 
     def samples(self) -> Samples:
@@ -303,7 +273,6 @@ class Metrics:
             note()
         self.of("unauthenticated_messages").value = unauthenticated.num_messages
         self.of("lost_log_lines").value = num_lost_lines()
-        self._count_ended()
         self.note_gaps()
         self._note_running()
         found: Samples = {name: {} for name in _KINDS}

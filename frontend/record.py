@@ -3,7 +3,7 @@
 import math
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from heapq import heappop, heappush, nlargest
 from itertools import chain, islice
 from operator import attrgetter
@@ -20,7 +20,6 @@ _OVERHEAD_BYTES = 100
 """Of a kept record beside its data: the objects around it."""
 _KEPT_S = 3600.0
 """How long slow requests are kept; one that much older makes room for one 2.7 times as short."""
-_MOST_ENDED = 20
 _MAX_NAME = 200
 _MAX_ATTEMPTS = 32
 
@@ -280,9 +279,9 @@ class _Newest:
         self.data = deque[bytes]()
         self._room_bytes = max_bytes
 
-    def add(self, added: Sequence[bytes]) -> None:
-        self.data += added
-        self._room_bytes -= sum(map(len, added)) + _OVERHEAD_BYTES * len(added)
+    def add(self, data: bytes) -> None:
+        self.data.append(data)
+        self._room_bytes -= len(data) + _OVERHEAD_BYTES
         while self._room_bytes < 0:
             self._room_bytes += len(self.data.popleft()) + _OVERHEAD_BYTES
 
@@ -294,7 +293,6 @@ class Records:
     def __init__(self) -> None:
         self.delays = LoopDelay()
         self._running: dict[int, tuple[Record, float]] = {}  # and what the loop was starved until its begin
-        self._ended: list[Record] = []  # not encoded yet: many at once cost less
         self._newest, self._failed = _Newest(4 << 20), _Newest(3 << 20)
         self._slowest: list[tuple[float, float, float, bytes]] = []  # a heap by how long and when
         self._slow_room_bytes, self._least_key = 1 << 20, -math.inf
@@ -327,38 +325,26 @@ class Records:
 
     def keep(self, record: Record) -> None:
         """Keep what has ended."""
-        self._ended.append(record)
-        if len(self._ended) >= _MOST_ENDED:
-            self._encode()
-
-    def _encode(self) -> None:
-        ended, self._ended = self._ended, []
-        encoded = [_ENCODER.encode(record) for record in ended]
-        self._newest.add(encoded)
-        slowest, failed = self._slowest, list[bytes]()
-        for record, data in zip(ended, encoded, strict=True):
-            if record.status >= 400 or [leg for leg in record.legs if len(leg.attempts) > 1]:
-                failed.append(data)
-            duration_s = record.duration_s or 0.0
-            ended_s = record.at_s + duration_s
-            key = math.log(duration_s + 1e-9) + ended_s / _KEPT_S
-            if key > self._least_key:
-                heappush(slowest, (key, duration_s, ended_s, data))
-                self._slow_room_bytes -= len(data) + _OVERHEAD_BYTES
-                while self._slow_room_bytes < 0:
-                    self._least_key, *_, dropped = heappop(slowest)
-                    self._slow_room_bytes += len(dropped) + _OVERHEAD_BYTES
-        self._failed.add(failed)
+        data, duration_s = _ENCODER.encode(record), record.duration_s or 0.0
+        self._newest.add(data)
+        if record.status >= 400 or [leg for leg in record.legs if len(leg.attempts) > 1]:
+            self._failed.add(data)
+        ended_s = record.at_s + duration_s
+        key = math.log(duration_s + 1e-9) + ended_s / _KEPT_S
+        if key > self._least_key:
+            heappush(self._slowest, (key, duration_s, ended_s, data))
+            self._slow_room_bytes -= len(data) + _OVERHEAD_BYTES
+            while self._slow_room_bytes < 0:
+                self._least_key, *_, dropped = heappop(self._slowest)
+                self._slow_room_bytes += len(dropped) + _OVERHEAD_BYTES
 
     def newest(self, limit: int, *, failed: bool = False) -> list[Record]:
         """Those that ended last, the newest first; or of those that failed, or of which an attempt did."""
-        self._encode()
         kept = self._failed if failed else self._newest
         return [_DECODER.decode(data) for data in islice(reversed(kept.data), limit)]
 
     def slowest(self, limit: int, within_s: float = _KEPT_S) -> list[Record]:
         """Those that took longest of so many seconds, the slowest first."""
-        self._encode()
         since_s = time.time() - within_s
         recent = [each[1:] for each in self._slowest if each[2] > since_s]
         return [_DECODER.decode(data) for _, _, data in nlargest(limit, recent)]
@@ -371,7 +357,6 @@ class Records:
 
     def find(self, request_id: str) -> list[Record]:
         """All that have this id, which a client may give to several; the newest first."""
-        self._encode()
         request_id = request_id[:_MAX_NAME]
         wanted = request_id.encode(errors="replace")
         kept = chain(self._newest.data, self._failed.data, [data for *_, data in self._slowest])
