@@ -5,7 +5,8 @@ import gc
 import logging
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar
 
 import uvloop
@@ -17,6 +18,8 @@ START_S = 60.0
 """How long a process waits at start for what it needs: brokers often start at the same time."""
 SWITCH_INTERVAL_S = 0.001
 """How long a thread that reads a long body, say, keeps the event loop waiting; Python's default is 5 ms."""
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -51,7 +54,7 @@ def run(main: Callable[[asyncio.Event], Coroutine[Any, Any, int]]) -> int:
             log.info("draining signal=%s", name)
             shutdown.set()
 
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in _SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, on_signal, number)
         try:
             return await main(shutdown)
@@ -60,6 +63,17 @@ def run(main: Callable[[asyncio.Event], Coroutine[Any, Any, int]]) -> int:
             return 1
 
     return uvloop.run(listening())
+
+
+@contextmanager
+def dying_at_once() -> Iterator[None]:
+    """Signals end the process while something loads, which may block the loop: nothing is to be drained."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def end(status: int) -> NoReturn:

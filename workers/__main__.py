@@ -7,7 +7,7 @@ from pathlib import Path
 
 from baton.files import UnsafeFolder
 from baton.flags import parse
-from baton.process import end, leave_start_uncollected, run
+from baton.process import dying_at_once, end, leave_start_uncollected, run
 from baton.telemetry import configure_logging, print_error
 from workers.engines.build import build_engine, with_engine
 from workers.flags import WorkerSettings, with_model_folder
@@ -27,7 +27,8 @@ def main(argv: list[str]) -> int:
         try:
             settings.wires.check()
             complete = with_engine(with_model_folder(parsed))
-            engine, lines = build_engine(complete)
+            with dying_at_once():  # torch, say, takes seconds
+                engine, lines = build_engine(complete)
             if not settings.check:
                 clear(settings.ready_file)
         except (SettingsError, UnsafeFolder, ValueError) as error:

@@ -108,16 +108,14 @@ class Worker:
         finally:
             self._num_prefilling_tokens -= num_lacking
 
-    async def drained(self, timeout_s: float) -> bool:
-        """Wait until nothing runs; False after `timeout_s`. Prefill calls include pinned handoffs: they end
+    async def drained(self, timeout_s: float) -> None:
+        """Wait until nothing runs, for `timeout_s` at most. Prefill calls include pinned handoffs: they end
         when the handoff is pulled, expires or is closed."""
         await asyncio.sleep(WITHDRAWAL_SEEN_S)  # routers that have not seen the withdrawal still send
         try:
             await asyncio.wait_for(self._idle.wait(), timeout_s)
         except TimeoutError:
             log.warning("drain timeout num_running=%d", self._num_running)
-            return False
-        return True
 
 
 async def run_worker(settings: WorkerSettings, engine: Engine, shutdown: asyncio.Event) -> int:
@@ -128,8 +126,9 @@ async def run_worker(settings: WorkerSettings, engine: Engine, shutdown: asyncio
             return 0
         try:
             info = await first_of(_started(engine, settings.role), shutdown.wait())
-        except (OSError, ValueError, ImportError) as error:
-            log.error("engine did not start: %s", error)  # noqa: TRY400  a message for the user
+        except Exception as error:  # noqa: BLE001  an engine's library may raise anything
+            is_sentence = isinstance(error, OSError | ValueError | ImportError)
+            log.error("engine did not start: %s", error if is_sentence else repr(error))  # noqa: TRY400
             return 1
         if not isinstance(info, EngineInfo):
             return 0

@@ -180,9 +180,10 @@ def test_an_answer_with_a_form_is_made_again_at_another_worker(stack: Stack, wor
 
 
 @trtllm_only
-def test_a_loading_worker_dies_at_once_on_a_signal(worker: Worker) -> None:
-    loading = worker("agg", DOUBLE_TRTLLM_LOADS_S="3600")
-    wait_for(lambda: "loading model" in loading.text())
+@pytest.mark.parametrize(("what", "says"), [("LOADS", "loading model"), ("IMPORTS", "importing")])
+def test_a_loading_worker_dies_at_once_on_a_signal(worker: Worker, what: str, says: str) -> None:
+    loading = worker("agg", **{f"DOUBLE_TRTLLM_{what}_S": "3600"})
+    wait_for(lambda: says in loading.text())
 
     loading.signal(signal.SIGTERM)
 

@@ -205,7 +205,7 @@ async def test_draining_serves_those_who_have_not_seen_the_withdrawal_yet() -> N
     assert not draining.done()
     engine.go_on.set()
     assert [reply async for reply in late]
-    assert await draining
+    await draining
     assert now_s() - began_s == pytest.approx(5.4)
 
 
@@ -249,7 +249,7 @@ async def living(chosen: WorkerSettings, engine: ScriptedEngine, status: int = 0
     assert engine.stopped
 
 
-@pytest.mark.parametrize("kind", [OSError, ValueError, ImportError])
+@pytest.mark.parametrize("kind", [OSError, ValueError, ImportError, RuntimeError])
 async def test_an_engine_that_does_not_start_is_an_error_not_a_traceback(
     tmp_path: Path, kind: type[Exception]
 ) -> None:

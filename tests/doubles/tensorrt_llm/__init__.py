@@ -1,10 +1,17 @@
 """A double of TensorRT-LLM: its LLM API and its traps, around the embedded engine."""
 
+import sys
+import time
+
 from tensorrt_llm.llmapi import LLM
 from tensorrt_llm.params import DisaggregatedParams, SamplingParams
 from tensorrt_llm.traps import TRAPS
 
 __all__ = ["LLM", "DisaggregatedParams", "SamplingParams"]
+
+if TRAPS.imports_s:
+    sys.stderr.write("importing\n")
+    time.sleep(TRAPS.imports_s)
 
 
 def __getattr__(name: str) -> str:

@@ -16,7 +16,8 @@ class Traps:
       default for every backend (#17495); 1.5 stands for a release without the C++ transceiver (#18248).
     * `dies_after`: the executor breaks after so many responses.
     * `gives_no_params`: a context_only result has no DisaggregatedParams.
-    * `loads_s`: how long the constructor blocks. `prefill_s_a_token`: how slow a context_only request is.
+    * `loads_s`, `imports_s`: how long the constructor or the import blocks. `prefill_s_a_token`: how slow a
+      context_only request is.
     * `health_hangs`, `shutdown_hangs`: the calls never return, as with a dead rank; Dynamo calls
       `check_health` in a thread and bounds `shutdown` (engine_monitor.py)."""
 
@@ -24,6 +25,7 @@ class Traps:
     dies_after: int = -1
     gives_no_params: bool = False
     loads_s: float = 0.0
+    imports_s: float = 0.0
     prefill_s_a_token: float = 0.0
     health_hangs: bool = False
     shutdown_hangs: bool = False

@@ -4,10 +4,9 @@ import asyncio
 import functools
 import itertools
 import logging
-import signal
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import msgspec
@@ -24,6 +23,7 @@ from baton.errors import (
     WorkerLost,
 )
 from baton.messages import NO_TOKEN, UNDECODABLE, GenerateRequest, KvHandoff, TokenChunk, WorkerStats
+from baton.process import dying_at_once
 from baton.telemetry import Line
 from workers.engine import EngineInfo
 from workers.engines.library.adapter import Adapter, Call
@@ -37,7 +37,6 @@ _RETRY_AFTER_S = 1.0
 _HELD_BLOCK = 64  # tokens
 _WARM_UP_S = 600.0
 _STUCK_AFTER_S = 600.0  # on top of the time that KV is kept: the request may first wait in a queue
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="engine-2"):
@@ -66,17 +65,6 @@ def opened(handoff: KvHandoff, num_tokens: int) -> Envelope:
     if num_handed_over != num_tokens:
         raise HandoffFailed(f"{name} has {num_handed_over} tokens, the request {num_tokens}")
     return envelope
-
-
-@contextmanager
-def dying_at_once() -> Iterator[None]:
-    """Let signals end the process: the blocked loop cannot handle them, and nothing is to be drained."""
-    before = {number: signal.signal(number, signal.SIG_DFL) for number in _SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 class LibraryEngine:
