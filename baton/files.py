@@ -72,15 +72,14 @@ class FilesDiscovery:
 
     A worker holds a flock on its file. The kernel drops it when the process dies, which watchers notice
     within 0.1 s. The worker also touches the file every `ttl_s` / 3; if it stops (SIGSTOP, a blocked event
-    loop), it is hidden after `ttl_s` until it continues. A child forked while registered holds the lock too;
-    then only `ttl_s` detects its parent's death."""
+    loop), it is hidden after `ttl_s` until it continues. The file's time is the machine's monotonic clock,
+    since the wall clock can be changed. A child forked while registered holds the lock too; then only `ttl_s`
+    detects its parent's death."""
 
     def __init__(self, folder: Path, *, ttl_s: float = 10.0) -> None:
         self._folder = folder
         self._ttl_s = ttl_s
         self._decoded = lru_cache(MAX_WORKERS)(decode_worker)  # an invalid file is reported once
-        self._touched: dict[Path, tuple[int, float]] = {}
-        """When files were last touched: by their own clock in ns, and by this process's in seconds."""
 
     @asynccontextmanager
     async def register(self, info: WorkerInfo) -> AsyncGenerator[None, None]:
@@ -99,7 +98,7 @@ class FilesDiscovery:
                     if before >= 0:
                         os.close(before)
                 else:
-                    os.utime(fd)
+                    _touch(fd)
             except OSError as error:
                 if fd < 0 and error.errno not in _FULL:
                     raise
@@ -140,7 +139,6 @@ class FilesDiscovery:
     def look(self) -> tuple[WorkerInfo, ...]:
         """The live workers, ordered by id. Raises OSError if the folder or its files cannot be opened now."""
         paths = [self._folder / name for name in os.listdir(self._folder) if name.endswith(_SUFFIX)]
-        self._touched = {path: self._touched[path] for path in paths if path in self._touched}
         found = map(self._read, paths[:MAX_WORKERS])
         return tuple(sorted((info for info in found if info), key=lambda info: info.worker_id))
 
@@ -160,18 +158,10 @@ class FilesDiscovery:
             if info is not None and _is_free(fd):  # the process ended, or it withdrew
                 _remove(path, status)
                 return None
-            return info if info and self._age_s(path, status) < self._ttl_s else None
+            age_s = (time.monotonic_ns() - status.st_mtime_ns) / 1e9
+            return info if age_s < self._ttl_s else None
         finally:
             os.close(fd)
-
-    def _age_s(self, path: Path, status: os.stat_result) -> float:
-        """Time since the owner last touched the file. Clocks can be changed: the wall clock counts only at
-        first sight."""
-        now_s, (mtime_ns, touched_s) = time.monotonic(), self._touched.get(path, (0, 0.0))
-        if mtime_ns != status.st_mtime_ns:
-            touched_s = now_s if mtime_ns else now_s - max(0.0, time.time() - status.st_mtime)
-            self._touched[path] = status.st_mtime_ns, touched_s
-        return now_s - touched_s
 
 
 def _write(path: Path, value: bytes) -> int:
@@ -183,12 +173,18 @@ def _write(path: Path, value: bytes) -> int:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         while value:  # a full disk may take a part
             value = value[os.write(fd, value) :]
+        _touch(fd)
         unfinished.replace(path)
     except OSError:
         os.close(fd)
         unfinished.unlink(missing_ok=True)
         raise
     return fd
+
+
+def _touch(fd: int) -> None:
+    now_ns = time.monotonic_ns()
+    os.utime(fd, ns=(now_ns, now_ns))
 
 
 def _is_free(fd: int) -> bool:
