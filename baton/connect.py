@@ -18,7 +18,7 @@ from baton.flags import flag, without_secrets
 from baton.own_address import AUTO, check_address, own_address
 from baton.pace import LIVENESS_S, TICK_S
 from baton.peer_tls import PeerTls, peer_tls
-from baton.tls import CredentialError, client_context, client_files
+from baton.tls import client_context, client_files
 from baton.transport import Transport
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class Wires:
         return TcpTransport(host=self.address(), liveness_s=self.liveness_s, tls=self.tls())
 
     def address(self) -> str:
-        """The address to bind and to announce. Raises WrongAddress."""
+        """The address to bind and to announce. Raises ValueError."""
         return own_address([*chain(*self._servers.values())]) if self.host == AUTO else self.host
 
     def tls(self) -> PeerTls | None:
@@ -147,8 +147,8 @@ class Wires:
         return f"the registry {self._registry_folder()}"
 
     def check(self) -> None:
-        """Raise UnsafeFolder, with advice in its message, if the file registry is not safe; CredentialError
-        if a login or a certificate for NATS, etcd or peers is not complete; WrongAddress."""
+        """Raise UnsafeFolder if the file registry is not safe; ValueError if a login or a certificate is not
+        complete, or the address is not this machine's."""
         self.tls()
         if self.plane == "dynamo" and not find_spec("dynamo"):
             raise ValueError("--request-plane dynamo needs Dynamo's runtime: pip install '.[dynamo]'")
@@ -194,20 +194,20 @@ class Wires:
 
 
 def nats_options() -> dict[str, Any]:
-    """nats-py's options from Dynamo's variables; they count before those in the URL. Raises CredentialError
-    with the variable's name."""
+    """nats-py's options from Dynamo's variables; they count before those in the URL. Raises ValueError with
+    the variable's name."""
     options: dict[str, Any] = {
         name: os.environ[variable] for name, variable in _NATS_LOGIN.items() if os.environ.get(variable)
     }
     user, password, token = _NATS_LOGIN.values()
     for variable in filter(os.environ.get, _NOT_SERVED):
         supported = f"{user} with {password}, {token}, or {_NATS_TLS[1]}"
-        raise CredentialError(f"{variable}: not supported; use {supported}")
+        raise ValueError(f"{variable}: not supported; use {supported}")
     if ("user" in options) != ("password" in options):
-        raise CredentialError(f"{user} and {password}: set both")
+        raise ValueError(f"{user} and {password}: set both")
     ca, cert, key = map(os.environ.get, _NATS_TLS)
     if cert and key and not ca:
-        raise CredentialError(f"{_NATS_TLS[1]}: needs {_NATS_TLS[0]}, the servers' authority")
+        raise ValueError(f"{_NATS_TLS[1]}: needs {_NATS_TLS[0]}, the servers' authority")
     files = client_files(*_NATS_TLS)
     if ca:  # the only authority that is trusted
         options["tls"] = client_context(*files)

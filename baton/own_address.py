@@ -10,14 +10,10 @@ AUTO = "auto"
 """As `--host`: the address from which this machine reaches the registry or the request plane."""
 
 
-class WrongAddress(ValueError):
-    """Peers could not reach this process; the message is for the operator."""
-
-
 def own_address(servers: Sequence[str]) -> str:
     """The address from which this machine reaches the first of these URLs that it has a route to.
 
-    IPv4 if there is a choice; loopback without URLs. Looks names up. Raises WrongAddress."""
+    IPv4 if there is a choice; loopback without URLs. Looks names up. Raises ValueError."""
     if not servers:
         return "127.0.0.1"
     problems = []
@@ -26,7 +22,7 @@ def own_address(servers: Sequence[str]) -> str:
             return _route(url)
         except (OSError, ValueError) as error:
             problems.append(f"{without_secrets(url)}: {error}")
-    raise WrongAddress(f"--host {AUTO}: no route to {'; '.join(problems)}; give this machine's address")
+    raise ValueError(f"--host {AUTO}: no route to {'; '.join(problems)}; give this machine's address")
 
 
 def _route(url: str) -> str:
@@ -45,11 +41,9 @@ def _route(url: str) -> str:
 
 
 def check_address(host: str) -> None:
-    """Raise WrongAddress unless a process can listen on this address."""
+    """Raise ValueError unless a process can listen on this address."""
     if why := why_not_bound(host, 0):
-        raise WrongAddress(
-            f"--host (BATON_HOST) {host!r}: {why}; give one address of this machine, or {AUTO}"
-        )
+        raise ValueError(f"--host (BATON_HOST) {host!r}: {why}; give one address of this machine, or {AUTO}")
 
 
 def why_not_bound(host: str, port: int) -> str | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from baton.errors import WorkerLost
 from baton.reread import Reread
-from baton.tls import CredentialError, client_context, reason, server_context
+from baton.tls import client_context, reason, server_context
 
 CERT, KEY, CA = "BATON_PEER_CERT", "BATON_PEER_KEY", "BATON_PEER_CA"
 _ROUND_TRIPS = 4
@@ -37,16 +37,16 @@ class PeerTls:
 
 
 def peer_tls() -> PeerTls | None:
-    """TLS as the environment demands it, if it does. Raises CredentialError with the variables' names."""
+    """TLS as the environment demands it, if it does. Raises ValueError with the variables' names."""
     files = [Path(os.environ[name]) for name in (CERT, KEY, CA) if os.environ.get(name)]
     if not files:
         return None
     if len(files) < 3:
-        raise CredentialError(f"{CERT}, {KEY} and {CA}: set all three, or none")
+        raise ValueError(f"{CERT}, {KEY} and {CA}: set all three, or none")
     try:
         return PeerTls(*files)
     except ValueError as error:
-        raise CredentialError(f"{CERT}, {KEY}, {CA}: {error}") from error
+        raise ValueError(f"{CERT}, {KEY}, {CA}: {error}") from error
 
 
 def _contexts(cert: Path, key: Path, ca: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:

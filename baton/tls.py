@@ -7,10 +7,6 @@ from pathlib import Path
 _NO_TLS = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "HTTPS_PROXY_REQUEST", "RECORD_LAYER_FAILURE"})
 
 
-class CredentialError(ValueError):
-    """A login or a certificate is missing or cannot be read; the message names the variable."""
-
-
 def server_context(cert: Path, key: Path, client_ca: Path | None = None) -> ssl.SSLContext:
     """TLS 1.2 or newer with that certificate chain; with `client_ca`, clients must have a certificate of it.
     Raises ValueError with a sentence."""
@@ -32,18 +28,18 @@ def client_context(
 
 
 def client_files(ca: str, cert: str, key: str) -> tuple[Path | None, Path | None, Path | None]:
-    """The files that these variables name, of which `client_context` makes a context. Raises CredentialError
-    with the variables' names."""
+    """The files that these variables name, of which `client_context` makes a context. Raises ValueError with
+    the variables' names."""
     names = (ca, cert, key)
     ca_file, cert_file, key_file = (
         Path(value) if (value := os.environ.get(each)) else None for each in names
     )
     if (cert_file is None) != (key_file is None):
-        raise CredentialError(f"{cert} and {key}: set both")
+        raise ValueError(f"{cert} and {key}: set both")
     try:
         client_context(ca_file, cert_file, key_file)
     except ValueError as error:
-        raise CredentialError(f"{', '.join(filter(os.environ.get, names))}: {error}") from error
+        raise ValueError(f"{', '.join(filter(os.environ.get, names))}: {error}") from error
     return ca_file, cert_file, key_file
 
 

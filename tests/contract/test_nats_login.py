@@ -8,7 +8,6 @@ import pytest
 
 from baton.connect import Wires
 from baton.errors import BrokerLost
-from baton.tls import CredentialError
 from operations.doctor.probes import probe_servers
 from tests.certificates import Authority
 from tests.conftest import LaunchServer, ServerProcess
@@ -128,6 +127,6 @@ def test_what_is_missing_is_an_error_at_the_start(
 ) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(CredentialError, match=message):
+    with pytest.raises(ValueError, match=message):
         Wires(request_plane="nats").check()
     Wires(request_plane="tcp", discovery_backend="etcd").check()
