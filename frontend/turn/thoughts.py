@@ -1,8 +1,6 @@
 """Keeps reasoning and calls as the model wrote them, for later prompts: clients rarely send them back."""
 
-import math
 import threading
-import time
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -104,19 +102,18 @@ def _json(value: object) -> bytes:
 
 
 MAX_BYTES = 64 << 20
-MAX_AGE_S = 6 * 3600.0
 # Of a message's objects. An entry's key, list node and objects have twice as many.
 _OBJECT_BYTES = 300
 
 
 class Thoughts:
-    """An in-memory LRU cache, bounded in bytes and age. Ids cannot be guessed; `owner` separates API keys all
+    """An in-memory LRU cache, bounded in bytes. Ids cannot be guessed; `owner` separates API keys all
     the same. `share` is called with each entry that this process adds. Thread-safe."""
 
     def __init__(self, share: Callable[[Kept], object] = lambda _: None) -> None:
         self.num_bytes = 0
         self._share = share
-        self._by_id: OrderedDict[tuple[str, str], tuple[Kept, float]] = OrderedDict()
+        self._by_id: OrderedDict[tuple[str, str], Kept] = OrderedDict()
         self._lock = threading.Lock()
 
     def keep(self, kept: Kept) -> None:
@@ -130,7 +127,7 @@ class Thoughts:
         key = kept.owner, kept.call_id
         with self._lock:
             self._drop(key)
-            self._by_id[key] = kept, time.monotonic()
+            self._by_id[key] = kept
             self.num_bytes += kept.num_bytes
             while self.num_bytes > MAX_BYTES:
                 self._drop(next(iter(self._by_id)))
@@ -139,12 +136,9 @@ class Thoughts:
         """The answer with that call, if it is kept."""
         key = owner, answer_of(call_id)
         with self._lock:
-            value, since_s = self._by_id.get(key, (None, -math.inf))
-            if time.monotonic() - since_s > MAX_AGE_S:
-                self._drop(key)
-                return None
-            self._by_id.move_to_end(key)
-            return value
+            if (kept := self._by_id.get(key)) is not None:
+                self._by_id.move_to_end(key)
+            return kept
 
     def resumed(self, owner: str, conversation: Conversation, today: str) -> Conversation:
         """The conversation with the original tokens of answers with calls that came back unchanged, and the
@@ -168,7 +162,7 @@ class Thoughts:
     def _drop(self, key: tuple[str, str]) -> None:
         dropped = self._by_id.pop(key, None)
         if dropped is not None:
-            self.num_bytes -= dropped[0].num_bytes
+            self.num_bytes -= dropped.num_bytes
 
 
 def joined(parts: Iterable[Turn]) -> Iterator[Turn]:

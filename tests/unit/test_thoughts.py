@@ -166,14 +166,6 @@ def test_thoughts_are_bounded_in_bytes_and_those_not_used_for_longest_go(
     assert (recalled(kept, "too large"), recalled(kept, "large")) == (None, "x" * 1_000)
 
 
-def test_a_thought_that_is_too_old_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = Thoughts()
-    keep(kept, "a", "Think.")
-    assert recalled(kept, "a") == "Think."
-    monkeypatch.setattr(thoughts, "MAX_AGE_S", -1.0)
-    assert (recalled(kept, "a"), kept.num_bytes) == (None, 0)
-
-
 CALL_A, CALL_B, OTHER = called("a"), called("a-1"), called("b")
 DONE = ToolResult(call_id="a", text="")
 BOTH = (*CALL_A.tool_calls, *CALL_B.tool_calls)
