@@ -72,8 +72,6 @@ class _Part(NamedTuple):
         attempt, stage, rule = self.attempt, self.stage, self.rule
         worker = attempt.prefill if rule.startswith("handoff") else attempt.worker(stage)
         names = {"worker": worker or "a worker", "prefill": attempt.prefill, "decode": attempt.decode}
-        if rule == "delay":
-            names["worker"] = "this frontend"
         waited_s = record.cpu_wait_s + attempt.starved_s
         stood_s = max(part.delay_s - part.starved_s for part in (record, attempt))
         if waited_s > self.lasted_s / 2 > stood_s and not self.has_failed:
