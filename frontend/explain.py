@@ -63,7 +63,7 @@ def find(records: Records, query: Find) -> Found:
     """What this process has."""
     match query.by:
         case "id":
-            matches = records.find(query.request_id)
+            matches = records.find(query.request_id, query.limit)
         case "running":
             matches = records.running()
         case "slowest":

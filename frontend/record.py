@@ -355,11 +355,13 @@ class Records:
             self._measure(*each)
         return [record for record, _ in self._running.values()]
 
-    def find(self, request_id: str) -> list[Record]:
-        """All that have this id, which a client may give to several; the newest first."""
+    def find(self, request_id: str, limit: int) -> list[Record]:
+        """Those that have this id, which a client may give to many; the newest first."""
         request_id = request_id[:_MAX_NAME]
-        wanted = request_id.encode(errors="replace")
-        kept = chain(self._newest.data, self._failed.data, [data for *_, data in self._slowest])
-        decoded = map(_DECODER.decode, {data for data in kept if wanted in data})
-        found = [each for each in chain(self.running(), decoded) if each.request_id == request_id]
-        return sorted(found, key=attrgetter("at_s"), reverse=True)
+        wanted = _ENCODER.encode("request_id") + _ENCODER.encode(request_id)
+        slowest = (data for *_, data in self._slowest)
+        kept = chain(reversed(self._newest.data), reversed(self._failed.data), slowest)
+        ended = dict.fromkeys(data for data in kept if wanted in data)
+        found = [each for each in self.running() if each.request_id == request_id]
+        found += map(_DECODER.decode, islice(ended, limit))  # not all: that would stop the event loop
+        return sorted(found, key=attrgetter("at_s"), reverse=True)[:limit]
