@@ -41,10 +41,11 @@ DRAWS = [
     "vllm.v1.worker.gpu.sample.gumbel:gumbel_sample",
 ]
 WORKER = [
-    "_remote_agents", "_reqs_to_process", "_reqs_to_send", "block_len_per_layer", "block_size", "engine_id",
-    "kv_caches_base_addr", "nixl_wrapper", "tp_rank", "transfer_topo", "world_size",
-    "xfer_handshake_metadata", "xfer_stats",
+    "_lease_extension", "_remote_agents", "_reqs_to_process", "_reqs_to_send", "block_len_per_layer",
+    "block_size", "engine_id", "kv_caches_base_addr", "nixl_wrapper", "tp_rank", "transfer_topo",
+    "world_size", "xfer_handshake_metadata", "xfer_stats",
 ]  # fmt: skip
+SCHEDULER = ["_heartbeat_interval", "_last_heartbeat_time"]
 CALLED = ["from_engine_args", "generate", "abort", "collective_rpc", "check_health", "shutdown"]
 BUILT = [
     "vllm.engine.arg_utils:AsyncEngineArgs",
@@ -115,16 +116,16 @@ def nixl_params() -> list[str]:
     raise LookupError("request_finished")
 
 
-def nixl_worker() -> dict[str, str]:
-    """The worker attributes that the patches use, with their annotations, "" without one."""
+def attributes(module: str, names: list[str]) -> dict[str, str]:
+    """These attributes, which the patches use, with their annotations, "" without one."""
     kinds: dict[str, str] = {}
-    for node in ast.walk(source(f"{NIXL}.base_worker")):
+    for node in ast.walk(source(f"{NIXL}.{module}")):
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Attribute):
             kinds[node.target.attr] = ast.unparse(node.annotation)
         elif isinstance(node, ast.Assign):
             for target in (t for t in node.targets if isinstance(t, ast.Attribute)):
                 kinds.setdefault(target.attr, "")
-    return {name: kinds[name] for name in WORKER}
+    return {name: kinds[name] for name in names}
 
 
 def nixl_handshake() -> dict[str, str]:
@@ -169,7 +170,8 @@ def contract() -> dict[str, Any]:
         },
         "finish_reasons": list(found("vllm.v1.engine:FINISH_REASON_STRINGS")),
         "nixl_params": nixl_params(),
-        "nixl_worker": nixl_worker(),
+        "nixl_worker": attributes("base_worker", WORKER),
+        "nixl_scheduler": attributes("base_scheduler", SCHEDULER),
         "nixl_handshake": nixl_handshake(),
         "private": {
             path.partition(":")[2]: {name: signature(getattr(found(path), name)) for name in names}

@@ -54,6 +54,7 @@ def test_the_private_names_that_patches_use_are_there(facts: dict[str, Any]) -> 
     known = set(facts["nixl_worker"]) | set(facts["private"]["NixlPullConnectorWorker"])
     assert used("self", connector, "PeerWorker") <= known
     assert used("worker", release, "KvPins") <= known
+    assert used("scheduler", connector, "PeerConnector") <= set(facts["nixl_scheduler"])
     assert used("topology", connector, "PeerWorker") <= set(facts["private"]["TransferTopology"])
     assert used("remote", connector, "PeerWorker") <= set(facts["read"]["EngineTransferInfo"])
 

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -162,19 +163,19 @@ def test_a_read_fails_if_prefill_ends_before_it_is_done(prefill: subprocess.Pope
 
 
 @pytest.mark.parametrize(
-    ("num_kept", "num_computed", "num_lacking"), [(12, 4, 6), (8, 4, 4), (8, 8, 0), (4, 8, 0)]
+    ("num_kept", "num_computed", "held_s", "silent_s", "num_read"),
+    [(12, 4, 0, 60, 6), (8, 4, 60, 24, 4), (8, 8, 0, 0, 0), (4, 8, 0, 0, 0), (12, 4, 60, 60, 0)],
 )
-def test_what_decode_lacks_of_the_prompt_is_read(num_kept: int, num_computed: int, num_lacking: int) -> None:
-    params = {"do_remote_prefill": True, NUM_TOKENS: num_kept}
-    assert to_be_read(params, num_computed) == (num_lacking, num_lacking > 0)
-
-
-def to_be_read(params: dict[str, Any] | None, num_computed: int) -> tuple[int | None, bool]:
-    """What decode reads of a prompt of 10 tokens."""
+def test_what_decode_lacks_of_a_prompt_is_read_unless_prefill_may_have_missed_its_heartbeats(
+    num_kept: int, num_computed: int, held_s: float, silent_s: float, num_read: int
+) -> None:
     config = SimpleNamespace(kv_transfer_config=SimpleNamespace(engine_id="engine"))
-    scheduler = PeerConnector(config, KVConnectorRole.SCHEDULER, None)
-    request = SimpleNamespace(kv_transfer_params=params, num_prompt_tokens=10)
-    return scheduler.get_num_new_matched_tokens(request, num_computed)
+    decode = PeerConnector(config, KVConnectorRole.SCHEDULER, None)
+    decode.connector_scheduler._last_heartbeat_time = time.perf_counter() - silent_s  # noqa: SLF001  NIXL's
+    params = {"do_remote_prefill": True, NUM_TOKENS: num_kept}
+    arrival_s = time.time() - held_s
+    request = SimpleNamespace(kv_transfer_params=params, num_prompt_tokens=10, arrival_time=arrival_s)
+    assert decode.get_num_new_matched_tokens(request, num_computed) == (num_read, num_read > 0)
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ workers to each other, notifies prefill of what has been read, and moves KV betw
 import dataclasses
 import importlib
 import logging
+import time
 from collections.abc import Callable
 from itertools import chain
 from types import SimpleNamespace
@@ -48,9 +49,19 @@ class PeerConnector(NixlPullConnector):  # type: ignore[misc]  # vLLM is not ins
         params = request.kv_transfer_params or {}
         if params.get("do_remote_prefill") and params.get(NUM_TOKENS):
             num_lacking = max(0, min(params[NUM_TOKENS], request.num_prompt_tokens) - num_computed_tokens)
+            if self._was_silent(request):
+                num_lacking = 0
             return num_lacking, num_lacking > 0
         matched: tuple[int | None, bool] = super().get_num_new_matched_tokens(request, num_computed_tokens)
         return matched
+
+    def _was_silent(self, request: Any) -> bool:
+        """Whether this process stood still while it held the request: without its heartbeats prefill may have
+        freed the KV (`release.KvPins`), so that decode computes it."""
+        scheduler = self.connector_scheduler
+        silent_s = time.perf_counter() - scheduler._last_heartbeat_time  # noqa: SLF001  NIXL's
+        held_s = time.time() - request.arrival_time
+        return bool(min(silent_s, held_s) > 1 + 1.25 * scheduler._heartbeat_interval)  # noqa: SLF001  NIXL's
 
 
 @dataclasses.dataclass

@@ -5,13 +5,16 @@ import time
 
 # NIXL checks for notices once per step, and a prefill step may take a second.
 NOTICE_S = 2.0
+# The time between two heartbeats of a decode worker, which keep the KV of its queue, in NIXL's extensions.
+_HEARTBEATS = 1 / 4
 
 
 class KvPins:
     """vLLM makes this an additional base class of each of its GPU workers."""
 
     def release_kv(self, request_ids: list[str]) -> list[str]:
-        """Free the KV that these finished requests keep for a decode worker, within `NOTICE_S`.
+        """Free the KV that these finished requests keep for a decode worker, unless one still has them in its
+        queue, as one that has lost the frontend may: within a heartbeat and a half and `NOTICE_S`.
 
         vLLM itself would wait for the decode worker or for the end of the lease. Returns the ids whose lease
         begins with the next step: ask again for these. Ids that are no longer pinned are ignored."""
@@ -20,7 +23,8 @@ class KvPins:
             return []
         worker = transfer.get_kv_transfer_group().connector_worker
         leases, unfinished = worker._reqs_to_send, worker._reqs_to_process  # noqa: SLF001  no other way
-        end = time.perf_counter() + NOTICE_S  # if the KV has moved, decode's notice frees it first
+        hold_s = NOTICE_S + 1.5 * _HEARTBEATS * worker._lease_extension  # noqa: SLF001  as above
+        end = time.perf_counter() + hold_s  # if the KV has moved, decode's notice frees it first
         again, wanted = [], set(request_ids)
         for own_id in unfinished:
             # vLLM appends a dash and eight characters.

@@ -15,6 +15,7 @@ class ConnectorWorker:
 
     _reqs_to_send: dict[str, float] = dataclasses.field(default_factory=dict)
     _reqs_to_process: set[str] = dataclasses.field(default_factory=set)
+    _lease_extension: float = 0.0  # no decode worker of the double sends heartbeats
 
     def get_finished(self, pulled: set[str]) -> set[str]:
         """Requests whose KV may be freed: pulled, or expired. Stops at the first that has not expired."""

@@ -1,5 +1,6 @@
 """The connector that vLLM creates, one for each role."""
 
+from types import SimpleNamespace
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
@@ -12,6 +13,7 @@ class NixlPullConnector:
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         self.engine_id = vllm_config.kv_transfer_config.engine_id
         self.connector_worker = None
+        self.connector_scheduler = SimpleNamespace(_heartbeat_interval=20, _last_heartbeat_time=0.0)
         if role == KVConnectorRole.WORKER:
             self.connector_worker = NixlPullConnectorWorker(vllm_config, self.engine_id, kv_cache_config)
 
