@@ -218,6 +218,8 @@ class WorkerEndpoint:
             if isinstance(prefilled, TokenChunk):
                 await answer.put(prefilled)
                 return
+            if request.sampling.max_tokens == 1:  # which prefill did not know: decode draws the token again
+                prefilled = msgspec.structs.replace(prefilled, first_chunk=None)
             request = after_handoff(request, prefilled)
             if prefilled.first_chunk is not None:
                 await answer.put(prefilled.first_chunk)

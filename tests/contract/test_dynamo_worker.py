@@ -21,6 +21,7 @@ from baton.errors import (
     WorkerLost,
 )
 from baton.messages import (
+    GenerateRequest,
     KvHandoff,
     Reply,
     Request,
@@ -36,6 +37,7 @@ from tests.conftest import free_port
 from tests.scripted_workers import worker
 from tests.waiting import PATIENCE_S, until
 from workers.engines.mocker import MockerEngine, MockerSettings
+from workers.engines.requests import check_request
 from workers.kv.transceiver import choose_transceiver
 from workers.worker import Worker
 
@@ -48,6 +50,7 @@ from dynamo.runtime import Client, Context, DistributedRuntime
 
 from baton.dynamo.runtime import start_runtime
 from baton.dynamo.worker_endpoint import WorkerEndpoint
+from baton.dynamo.worker_messages import PrefillAnswer
 
 MODEL = Path("models/demo").resolve()
 PROMPT = list(range(100, 140))
@@ -173,6 +176,21 @@ async def test_decode_continues_from_the_kv_of_prefill_as_if_it_had_computed_it(
         assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (40, 12, 52)
         assert decoder.stats().kv_moved_bytes > 0
         await until(lambda: prefiller.stats().kv_pinned_blocks == prefiller.stats().num_running == 0)
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2])
+async def test_decode_goes_on_after_prefills_token_or_draws_it_if_it_is_the_only_one(max_tokens: int) -> None:
+    async def respond(request: Request) -> AsyncGenerator[Reply, None]:
+        assert isinstance(request, GenerateRequest)
+        check_request(request, vocab_size=1000, context_length=1000)
+        yield TokenChunk((5,), "length")
+
+    fields: dict[str, Any] = {"ttl_s": 60.0, "engine_state": b"", "first_chunk": TokenChunk((5,))}
+    handoff = KvHandoff(first_token=5, num_prompt_tokens=40, **fields)
+    params = msgspec.to_builtins(PrefillAnswer(source=card_of(Role.PREFILL), reply=handoff))
+    async with served(respond, card_of(Role.DECODE)), caller(Role.DECODE) as (decode,):
+        limits, result = {"max_tokens": max_tokens}, {"disaggregated_params": params}
+        assert tokens(await decode.answer(stop_conditions=limits, prefill_result=result)) == [5] * max_tokens
 
 
 async def test_a_handoff_of_another_engine_is_refused_and_decode_serves_on() -> None:
