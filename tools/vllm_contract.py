@@ -18,6 +18,7 @@ NIXL = f"{CONNECTORS}.v1.nixl"
 READ = {
     "vllm.outputs:RequestOutput": ["outputs", "num_cached_tokens", "kv_transfer_params", "metrics"],
     "vllm.outputs:CompletionOutput": ["token_ids", "logprobs", "finish_reason"],
+    "vllm.v1.engine.async_llm:AsyncLLM": ["errored"],
     "vllm.v1.metrics.stats:RequestStateStats": ["queued_ts", "scheduled_ts", "first_token_ts"],
     "vllm.v1.metrics.stats:SchedulerStats": [
         "num_running_reqs", "num_waiting_reqs", "num_skipped_waiting_reqs", "kv_cache_usage",

@@ -186,7 +186,7 @@ def form_of(*params: str) -> dict[str, Any]:
     return {"guided": Guided(last=last)}
 
 
-GRAMMAR = "Guided decoding error: bad schema"
+GRAMMAR, INTERNAL = "Guided decoding error: bad schema", "Guided decoding error: internal error"
 REQUEST_ERROR = load_library().request_error
 
 
@@ -196,13 +196,7 @@ REQUEST_ERROR = load_library().request_error
         (REQUEST_ERROR(GRAMMAR), form_of("tools[0]"), ANY_TIME, InvalidRequest, "tools[0]"),
         (REQUEST_ERROR(GRAMMAR), form_of("tools[0]", "tools[1]"), ANY_TIME, InvalidRequest, None),
         (REQUEST_ERROR(GRAMMAR), form_of("tools[0]", "free text"), ANY_TIME, InvalidRequest, "tools[0]"),
-        (
-            REQUEST_ERROR("Guided decoding error: internal error"),
-            form_of("tools[0]"),
-            ANY_TIME,
-            EngineFailure,
-            None,
-        ),
+        (REQUEST_ERROR(INTERNAL), form_of("tools[0]"), ANY_TIME, EngineFailure, None),
         (REQUEST_ERROR("out of memory"), form_of("tools[0]"), ANY_TIME, EngineFailure, None),
         (REQUEST_ERROR(GRAMMAR), {}, ANY_TIME, EngineFailure, None),
         (REQUEST_ERROR("cut"), {}, RECEIVES, HandoffFailed, None),

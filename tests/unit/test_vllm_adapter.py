@@ -125,6 +125,8 @@ def test_sampling_that_a_release_refuses_or_lacks_is_the_clients_fault() -> None
 class Llm:
     """Yields these results for each request, then waits. Records what is submitted and released."""
 
+    errored = False
+
     def __init__(self, *results: Any, releases: tuple[list[str] | Exception, ...] = ()) -> None:
         self.num_open = 0
         self.submitted: list[tuple[Any, Any, str, int]] = []
@@ -243,6 +245,9 @@ def test_an_error_is_the_clients_the_requests_or_the_cores() -> None:
     ):
         failure = adapter.failure(error, call_of(ask()))
         assert (type(failure), says in failure.message) == (kind, True)
+        adapter.llm.errored = True  # whatever read its outputs has ended
+        assert isinstance(adapter.failure(error, call_of(ask())), WorkerLost)
+        adapter.llm.errored = False
 
 
 @pytest.mark.parametrize(

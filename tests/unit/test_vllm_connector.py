@@ -124,6 +124,10 @@ def test_what_decode_lacks_is_read_and_prefill_told_once_it_has_arrived(
     copy.done = True
     assert decode.get_finished() == (set(), {"one"})
     assert decode.notices == [("prefill-0", b"one-there:1")]
+    (peer,) = decode._peers.values()  # noqa: SLF001  the worker's own
+    decode.introduce(prefill.pid)  # NIXL had forgotten it
+    decode.read("two", [[7]], [[1]])
+    assert list(decode._peers.values()) == [peer]  # noqa: SLF001  it is mapped once
     assert decode.moved == [(96, 1.0)]  # NIXL counts microseconds, too
     assert decode.over_nixl == []
     assert decode.get_finished() == (set(), set())

@@ -1,7 +1,9 @@
 """GPU memory between processes: exported once per allocation, mapped, and unmapped whatever fails."""
 
 import ctypes
+import fcntl
 import os
+import resource
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from workers.engines.vllm.patches.peer_memory import (
     place,
 )
 
+LIMITS = resource.getrlimit(resource.RLIMIT_NOFILE)
 BASES = (0x1000, 0x2000)
 
 
@@ -82,6 +85,10 @@ def test_regions_are_mapped_in_order_until_the_end(driver: Driver) -> None:
     before = open_files()
     memory = PeerMemory(exported())
     assert memory.addresses == [(1 << 20) + 0x10, 2 << 20, (1 << 20) + 0x20]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(1200, LIMITS[0]), LIMITS[1]))
+    high = fcntl.fcntl(memory._owner, fcntl.F_DUPFD, 1100)  # noqa: SLF001  of a process with many files
+    memory._owner, low = high, memory._owner  # noqa: SLF001  as above
+    os.close(low)
     assert memory.is_alive()
     for _ in range(2):
         memory.close()

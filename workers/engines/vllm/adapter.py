@@ -155,8 +155,8 @@ class VllmAdapter:
         return True
 
     def failure(self, error: Exception, call: Call) -> BatonError:  # noqa: ARG002  of any request
-        if isinstance(error, self.lib.dead):
-            return WorkerLost(f"vLLM's engine core died: {error}")
+        if isinstance(error, self.lib.dead) or self.llm.errored:  # which ends every request, by any error
+            return WorkerLost(f"vLLM's engine core died: {error!r}")
         if isinstance(error, ValueError):
             return InvalidRequest(f"vLLM refuses the request: {error}")
         return EngineFailure(f"vLLM failed on this request: {error.__cause__ or error!r}")

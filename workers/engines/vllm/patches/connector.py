@@ -189,7 +189,8 @@ class PeerWorker(NixlPullConnectorWorker):  # type: ignore[misc]  # as above
 
     def _peer(self, engine_id: str, key: Any) -> Peer | None:
         """The prefill worker whose memory is mapped; None: its KV moves over NIXL."""
-        if offered := self._offered.pop((engine_id, key), None):
+        offered = self._offered.pop((engine_id, key), None)
+        if offered and (engine_id, key) not in self._peers:  # NIXL forgets who was idle, and asks again
             try:
                 self._peers[engine_id, key] = self._mapped(offered, engine_id, key)
                 log.info("the KV of %s is read from its GPU's memory, pid %d", engine_id, offered.pid)

@@ -157,9 +157,14 @@ class AsyncLLM:
         assert self._core is not None
         return [await asyncio.wait_for(asyncio.wrap_future(self._core.call(method, args)), timeout)]
 
+    @property
+    def errored(self) -> bool:
+        """Whether its core or what reads it has ended."""
+        return self._is_dead or self._core is None
+
     async def check_health(self) -> None:
         """Raises EngineDeadError."""
-        if self._is_dead or self._core is None:
+        if self.errored:
             raise EngineDeadError
 
     def shutdown(self, timeout: float | None = None) -> None:
