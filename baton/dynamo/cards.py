@@ -3,8 +3,10 @@
 import logging
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from baton.discovery import MAX_WORKERS
 from baton.dynamo.messages import ModelCard
@@ -33,26 +35,26 @@ def worker_of(path: str, instance: int, text: str) -> WorkerInfo | None:
         if len(text) > MAX_CARD_BYTES:
             raise msgspec.ValidationError(f"longer than {MAX_CARD_BYTES} bytes")
         card = msgspec.json.decode(text, type=ModelCard)
+        place: dict[str, Any] = {
+            "worker_id": f"{card.worker_type}-{instance:x}",
+            "incarnation": str(instance),
+            "endpoint": f"dyn://{path}",
+            "address": f"{SCHEME}{path}/{instance}",
+        }
         own = (card.runtime_config.runtime_data or {}).get(OWN)
-        info = _dynamos(card) if own is None else msgspec.convert(own, WorkerInfo)
+        info = _dynamos(card, place) if own is None else replace(msgspec.convert(own, WorkerInfo), **place)
     except UNDECODABLE as error:
         log.warning("card=skipped endpoint=%s instance=%x error=%s", path, instance, error)
         return None
     if (info.role, info.model) != (_ROLES.get(card.worker_type or "", Role.DECODE), card.display_name):
         own_words = f"but {info.role} of {info.model} in `{OWN}`"
         refusal = f"its card says {card.worker_type} of {card.display_name}, {own_words}"
-        info = msgspec.structs.replace(_dynamos(card), refusal=refusal, is_ready=False)
-    return msgspec.structs.replace(
-        info,
-        worker_id=f"{card.worker_type}-{instance:x}",
-        incarnation=str(instance),
-        endpoint=f"dyn://{path}",
-        address=f"{SCHEME}{path}/{instance}",
-    )
+        return replace(_dynamos(card, place), refusal=refusal, is_ready=False)
+    return info
 
 
-def _dynamos(card: ModelCard) -> WorkerInfo:
-    """What the card says, without a place in the registry."""
+def _dynamos(card: ModelCard, place: dict[str, Any]) -> WorkerInfo:
+    """What the card says, and its place in the registry."""
     # The engine's limit, else the model's: the mocker's is 0.
     config, longest = card.runtime_config, card.architectural_max_context_length or 0
     length = config.context_length or card.context_length or longest
@@ -66,13 +68,9 @@ def _dynamos(card: ModelCard) -> WorkerInfo:
     elif length < 2 or length > longest > 0:
         refusal = f"its card says a context of {length} tokens; must be from 2 to the model's {longest}"
     return WorkerInfo(
-        worker_id="",
-        incarnation="",
         role=_ROLES.get(card.worker_type or "", Role.DECODE),
-        endpoint="",
         model=card.display_name,
         model_path=str(_folder(card)),
-        address="",
         context_length=length,
         engine=FOREIGN,
         engine_version="",
@@ -80,6 +78,7 @@ def _dynamos(card: ModelCard) -> WorkerInfo:
         max_queue_size=MAX_QUEUE_SIZE,
         is_ready=not refusal,
         refusal=refusal,
+        **place,
     )
 
 

@@ -63,7 +63,7 @@ def started(
 
 def is_positional(engine: Engine) -> bool:
     """Whether it resumes a sampled answer exactly."""
-    return not isinstance(engine, LibraryEngine) or engine.adapter.is_positional
+    return not isinstance(engine, LibraryEngine) or getattr(engine.adapter, "is_positional", False)
 
 
 def is_trtllm(engine: Engine) -> bool:

@@ -60,9 +60,8 @@ def test_the_methods_have_the_recorded_signatures(name: str) -> None:
             parts.append("*")
         given = parameter.default is not parameter.empty
         parts.append(f"{parameter.name}={parameter.default!r}" if given else parameter.name)
-    assert [part for part in parts if part.partition("=")[0] not in {"self", "usage_context"}] == FACTS[
-        "AsyncLLM"
-    ][name]
+    found = [part for part in parts if part.partition("=")[0] not in {"self", "usage_context"}]
+    assert found == FACTS["AsyncLLM"][name]
 
 
 @pytest.mark.parametrize("name", READ)
@@ -187,9 +186,7 @@ def test_another_release_serves_aggregated_only(
 ) -> None:
     monkeypatch.setattr("vllm.__version__", version)
     if is_refused:
-        with pytest.raises(
-            SettingsError, match=rf"vLLM {version}: .* 0\.25 or 0\.26, .* --disaggregation-mode agg"
-        ):
+        with pytest.raises(SettingsError, match=rf"{version}: .* 0\.25 or 0\.26, .*-mode agg"):
             load_library(mode=mode)
     else:
         assert load_library(mode=mode).version == version

@@ -20,6 +20,7 @@ from workers.flags import DisaggregationMode
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "tests" / "doubles").glob("vllm_contract_*.json"))
+VARIABLE = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
 PATCHED = {"NixlPullConnector": connector.PeerConnector, "NixlPullConnectorWorker": connector.PeerWorker}
 
 
@@ -44,7 +45,7 @@ def test_methods_that_replace_nixls_have_its_parameters(name: str, facts: dict[s
     for method, function in own.items():
         _, *parameters = inspect.signature(function).parameters.values()
         wanted = [text.partition("=")[0] for text in facts["private"][name][method]]
-        if parameters and parameters[-1].kind is inspect.Parameter.VAR_POSITIONAL:
+        if parameters and parameters[-1].kind in VARIABLE:
             parameters.pop()
             wanted = wanted[: len(parameters)]
         assert [parameter.name for parameter in parameters] == wanted, method

@@ -34,7 +34,6 @@ def test_what_dynamos_frontend_sends_by_default_is_an_unlimited_sampled_answer()
         mdc_sum="85a9",
         router_config_override=None,
     )
-
     assert (asked.request_id, asked.token_ids, asked.num_generated) == ("r1", [1, 2, 3], 0)
     sampling = asked.sampling
     assert (sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.top_k) == (1000, 1.0, 1.0, 0)
@@ -51,7 +50,6 @@ def test_each_option_is_taken_over() -> None:
         output_options={"logprobs": 2},
         routing={"priority": 7, "cache_salt": "s"},
     )
-
     found = msgspec.structs.asdict(asked.sampling)
     assert {name: found[name] for name in options if name not in ("n", "seed")} == {
         name: value for name, value in options.items() if name not in ("n", "seed")
@@ -82,7 +80,6 @@ def test_a_form_holds_for_a_conversations_final_message_and_for_a_whole_completi
     options = {"guided_decoding": demanded | {"backend": None}}
     chat = request(token_ids=(1, START, 4), sampling_options=options).sampling.guided
     raw = request(token_ids=(1, 2, 3), sampling_options=options).sampling.guided
-
     assert chat is not None
     assert raw is not None
     assert [form.headers for form in (*chat.leading, *chat.last)] == [
@@ -105,7 +102,6 @@ def test_a_form_holds_for_a_conversations_final_message_and_for_a_whole_completi
 def test_what_is_not_served_is_refused_by_name(body: dict[str, Any], named: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         request(**body)
-
     assert refused.value.param == named
 
 
@@ -143,7 +139,6 @@ ENDED = st.builds(TokenChunk, TOKEN_IDS, st.just("length"), st.builds(Usage, *[s
 def test_what_prefill_gives_to_decode_arrives_unchanged(reply: KvHandoff | TokenChunk) -> None:
     sent = msgspec.json.encode(dynamo_chunk(reply, PREFILL))
     read = msgspec.json.decode(sent, type=DynamoChunk)
-
     assert read.finish_reason == "length"
     assert read.token_ids
     assert prefill_answer(read.disaggregated_params, CARD) == reply
@@ -151,7 +146,6 @@ def test_what_prefill_gives_to_decode_arrives_unchanged(reply: KvHandoff | Token
 
 def test_an_answer_that_prefill_finished_with_a_stop_token_needs_no_decode() -> None:
     chunk = dynamo_chunk(TokenChunk((9,), "stop"), PREFILL)
-
     assert (chunk.token_ids, chunk.finish_reason, chunk.disaggregated_params) == ((9,), "stop", None)
 
 
@@ -165,7 +159,6 @@ def test_a_handoff_that_is_not_batons_is_refused(params: object) -> None:
 def test_a_handoff_of_another_fleet_is_refused_with_both_values(name: str, value: str) -> None:
     other = msgspec.structs.replace(PREFILL, **{name: value})
     params = dynamo_chunk(HANDOFF, other).disaggregated_params
-
     with pytest.raises(HandoffFailed) as refused:
         prefill_answer(params, CARD)
     assert value in refused.value.message
@@ -175,7 +168,6 @@ def test_a_handoff_of_another_fleet_is_refused_with_both_values(name: str, value
 def test_a_chunk_has_a_log_probability_for_each_token_and_the_counts_of_this_request() -> None:
     logprobs = (TokenLogprob(5, -0.1, ((5, -0.1), (6, -2.0))), TokenLogprob(7, -0.2))
     chunk = dynamo_chunk(TokenChunk((5, 7), "stop", Usage(10, 4, 3), logprobs), CARD)
-
     assert chunk.log_probs == [-0.1, -0.2]
     assert chunk.top_logprobs is not None
     assert [(top.token_id, top.rank) for top in chunk.top_logprobs[0]] == [(5, 1), (6, 2)]

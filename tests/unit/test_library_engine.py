@@ -41,7 +41,7 @@ class Scripted:
 class Library:
     """An adapter of a library that answers with `steps`."""
 
-    label, version, model, is_positional = "Library", "1", MODEL, True
+    label, version, model = "Library", "1", MODEL
 
     def __init__(self, *steps: Any, may_abort: bool = True) -> None:
         self.answers: list[Scripted] = []

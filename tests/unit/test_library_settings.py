@@ -81,9 +81,7 @@ def test_prefill_runs_without_the_overlap_scheduler(tmp_path: Path, caplog: pyte
     assert caplog.records == []
     assert not TRTLLM_RULES.load(TorchLlmArgs, "decode", yaml_path=path).values["disable_overlap_scheduler"]
     override = '{"disable_overlap_scheduler": false}'
-    with pytest.raises(
-        SettingsError, match="disable_overlap_scheduler: false: TensorRT-LLM does not support"
-    ):
+    with pytest.raises(SettingsError, match="disable_overlap_scheduler: false: TensorRT-LLM does not"):
         TRTLLM_RULES.load(TorchLlmArgs, "prefill", yaml_path=path, override=override)
     decode = TRTLLM_RULES.load(TorchLlmArgs, "decode", yaml_path=path, override=override)
     assert decode.settings["disable_overlap_scheduler"] is False
@@ -98,9 +96,8 @@ def test_each_half_of_a_pair_needs_a_wire(mode: DisaggregationMode) -> None:
 def test_null_turns_a_mapping_off_and_a_later_leaf_turns_it_on_again(tmp_path: Path) -> None:
     path = write(tmp_path, "cuda_graph_config: null\n")
     off = TRTLLM_RULES.load(TorchLlmArgs, "agg", yaml_path=path)
-    on = TRTLLM_RULES.load(
-        TorchLlmArgs, "agg", yaml_path=path, override='{"cuda_graph_config": {"max_batch_size": 4}}'
-    )
+    override = '{"cuda_graph_config": {"max_batch_size": 4}}'
+    on = TRTLLM_RULES.load(TorchLlmArgs, "agg", yaml_path=path, override=override)
     assert off.settings["cuda_graph_config"] is None
     assert f"cuda_graph_config=None ({path})" in off.lines()
     assert on.settings["cuda_graph_config"].max_batch_size == 4
@@ -121,7 +118,7 @@ def test_null_turns_a_mapping_off_and_a_later_leaf_turns_it_on_again(tmp_path: P
         ("kv_cache_config:\n  free_gpu_memory_fraction: null\n" + UCX, "kv_cache_config: '<='"),
         (
             "kv_cache_config:\n  free_gpu_memory_fraction: 90\n" + UCX,
-            ": kv_cache_config.free_gpu_memory_fraction: 90.0: Expected `float` <= 1.0",
+            "_fraction: 90.0: Expected `float` <= 1",
         ),
         ("cuda_graph_config:\n  batch_sizes: [1]\n  max_batch_size: 8\n" + UCX, "must equal max(batch"),
         (UCX + "  kv_transfer_timeout_ms: null", ": cache_transceiver_config.kv_transfer_timeout_ms"),
@@ -225,9 +222,7 @@ def test_without_its_connector_kv_moves_over_nixls_own(monkeypatch: pytest.Monke
 
 def test_an_aggregated_worker_takes_no_handoff(tmp_path: Path) -> None:
     given = write(tmp_path, "\nkv_transfer_config: {kv_connector: NixlConnector, kv_role: kv_both}")
-    with pytest.raises(
-        SettingsError, match=r"engine.yaml: kv_transfer.*: an aggregated worker does not transfer KV"
-    ):
+    with pytest.raises(SettingsError, match=r"engine.yaml: kv_transfer.*: an aggregated worker does not"):
         VLLM_RULES.load(AsyncEngineArgs, "agg", yaml_path=given)
     VLLM_RULES.load(AsyncEngineArgs, "agg", yaml_path=write(tmp_path, "kv_transfer_config: null"))
 

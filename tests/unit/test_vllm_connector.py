@@ -81,23 +81,16 @@ class Decode(PeerWorker):
         self.engines["prefill"] = SimpleNamespace(
             remote_tp_size=tp_size, remote_block_size=block_size, remote_physical_blocks_per_logical=1
         )
-        offered = PeerHandshake("hash", b"metadata", Exported(where or place(), owner_pid, [], []))
-        with side_channel(
-            lambda asked: msgspec.msgpack.encode(offered) if asked == question() else b""
-        ) as port:
+        memory = Exported(where or place(), owner_pid, [], [])
+        offered = msgspec.msgpack.encode(PeerHandshake("hash", b"metadata", memory))
+        with side_channel(lambda asked: offered if asked == question() else b"") as port:
             agents = self._nixl_handshake(HOST, port, 1, "prefill")
         self._remote_agents["prefill"] = agents if isinstance(agents, dict) else agents[0]
 
     def read(self, request_id: str, ours: list[list[int]], theirs: list[list[int]]) -> None:
         spec = SimpleNamespace(remote_rank=0, local_block_ids=ours, remote_block_ids=theirs)
-        self._read_blocks(
-            read_spec=spec,
-            dst_engine_id="prefill",
-            request_id=request_id,
-            remote_request_id=f"{request_id}-there",
-            local_xfer_side_handle=1,
-            remote_xfer_side_handle=2,
-        )
+        ids = {"request_id": request_id, "remote_request_id": f"{request_id}-there"}
+        self._read_blocks(read_spec=spec, dst_engine_id="prefill", **ids, local_xfer_side_handle=1)
 
     @property
     def over_nixl(self) -> list[str]:
@@ -127,7 +120,7 @@ def test_what_decode_lacks_is_read_and_prefill_told_once_it_has_arrived(
     (peer,) = decode._peers.values()  # noqa: SLF001  the worker's own
     decode.introduce(prefill.pid)  # NIXL had forgotten it
     decode.read("two", [[7]], [[1]])
-    assert list(decode._peers.values()) == [peer]  # noqa: SLF001  it is mapped once
+    assert list(decode._peers.values()) == [peer]  # noqa: SLF001  mapped once
     assert decode.moved == [(96, 1.0)]  # NIXL counts microseconds, too
     assert decode.over_nixl == []
     assert decode.get_finished() == (set(), set())

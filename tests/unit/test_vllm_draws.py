@@ -40,7 +40,6 @@ def test_requests_with_unlike_numbers_of_guesses_have_their_own_draws() -> None:
     rows, nums = accept(
         torch.tensor(drawn), torch.tensor(inputs), torch.tensor([*ends, ends[-1], ends[-1]]), 3
     )
-    assert [row[:num].tolist() for row, num in zip(rows, nums.tolist(), strict=True)][
-        : len(expected)
-    ] == expected
+    found = [row[:num].tolist() for row, num in zip(rows, nums.tolist(), strict=True)]
+    assert found[: len(expected)] == expected
     assert nums.dtype == torch.int32

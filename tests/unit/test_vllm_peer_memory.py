@@ -11,14 +11,7 @@ from typing import Any
 import pytest
 
 from workers.engines.vllm.patches import peer_memory
-from workers.engines.vllm.patches.peer_memory import (
-    Exported,
-    PeerMemory,
-    PeerMemoryError,
-    Region,
-    export,
-    place,
-)
+from workers.engines.vllm.patches.peer_memory import Exported, PeerMemory, PeerMemoryError, export, place
 
 LIMITS = resource.getrlimit(resource.RLIMIT_NOFILE)
 BASES = (0x1000, 0x2000)
@@ -70,10 +63,7 @@ HANDLES = [b"\x01" * 64, b"\x02" * 64]
 
 
 def exported(**changes: Any) -> Exported:
-    fields: dict[str, Any] = {
-        "allocations": HANDLES,
-        "regions": [Region(0, 0x10), Region(1, 0), Region(0, 0x20)],
-    }
+    fields: dict[str, Any] = {"allocations": HANDLES, "regions": [(0, 0x10), (1, 0), (0, 0x20)]}
     return Exported(**(fields | {"place": place(), "pid": os.getpid()} | changes))
 
 
@@ -98,7 +88,7 @@ def test_regions_are_mapped_in_order_until_the_end(driver: Driver) -> None:
 
 @pytest.mark.parametrize(
     ("changes", "num_left"),
-    [({}, 1), ({"regions": [Region(2, 0)]}, 9), ({"allocations": [HANDLES[0], b"short"]}, 9)],
+    [({}, 1), ({"regions": [(2, 0)]}, 9), ({"allocations": [HANDLES[0], b"short"]}, 9)],
     ids=["the driver", "a region", "a handle"],
 )
 def test_what_cannot_be_mapped_leaves_nothing_mapped(

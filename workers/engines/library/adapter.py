@@ -105,14 +105,12 @@ class Call:
 
 
 class Adapter(Protocol):
-    """One library in this process, for one role. `is_positional`: what a seed draws depends on a token's
-    place, so that sampled answers resume exactly."""
+    """One library in this process, for one role."""
 
     label: str
     version: str
     model: ModelFacts
     loaded: Loaded[dict[str, Any]]
-    is_positional: bool
 
     def load(self, on_failed_pull: Callable[[], None]) -> None:
         """Load the model; blocks the loop for minutes. `on_failed_pull`: the library could not read some

@@ -39,6 +39,10 @@ _NOT_OF_THE_FORM = ("internal error", "failed to accept", "still pending", "no p
 # Tensors, which Baton never requests, and which side is first: always prefill.
 _STAYS = {"first_gen_logits", "schedule_style"}
 _LOG_PROBS = "first_gen_log_probs"
+_TIMES = (
+    "arrival_time", "first_scheduled_time", "first_token_time", "kv_cache_transfer_start",
+    "kv_cache_transfer_end",
+)  # fmt: skip
 
 
 class TrtllmAdapter:
@@ -53,7 +57,6 @@ class TrtllmAdapter:
       takes up to 2 s. Under attention DP each rank has its own batch and KV pool."""
 
     label = "TensorRT-LLM"
-    is_positional = False
 
     def __init__(
         self,
@@ -260,14 +263,9 @@ def _note_durations(metrics: Any, call: Call) -> None:
     0 if there is none. Only decode has those of a transfer."""
     if metrics is None:
         return
-    timing = metrics.timing_metrics
     arrived_s, began_s, first_s, pull_s, pulled_s = (
-        getattr(timing, name).total_seconds()
-        for name in (
-            "arrival_time", "first_scheduled_time", "first_token_time",
-            "kv_cache_transfer_start", "kv_cache_transfer_end",
-        )
-    )  # fmt: skip
+        getattr(metrics.timing_metrics, name).total_seconds() for name in _TIMES
+    )
     if not first_s:
         return
     busy_s = first_s - max(began_s, pulled_s) + pulled_s - pull_s

@@ -1,12 +1,6 @@
 """The keywords for LLM(): flags, override, YAML, and the few values that Baton sets by default."""
 
-from workers.engines.library.settings import (
-    Guessing,
-    Rules,
-    choose,
-    complete_speculation,
-    value_of,
-)
+from workers.engines.library.settings import Guessing, Rules, choose, complete_speculation, value_of
 from workers.flags import DisaggregationMode
 from workers.settings import AtLeastOne, Given, SettingsError, Share
 

@@ -28,16 +28,13 @@ class Watchdog:
     loop itself is frozen, ends the process with status 1 through `leave`."""
 
     def __init__(self, llm: Any, *, leave: Leave, patience: Patience) -> None:
-        self._llm = llm
-        self._leave = leave
-        self._patience = patience
+        self._llm, self._leave, self._patience = llm, leave, patience
         self._stopped = threading.Event()
         self._problem = ""
         # Polls without a sign of life: counted, not timed, so that a process that was suspended for a while
         # does not look frozen.
         self._limit = patience.health_s / patience.poll_s
-        self._loop_is_silent_for = 0
-        self._health_is_silent_for = 0
+        self._loop_is_silent_for = self._health_is_silent_for = 0
 
     async def broken(self) -> str:
         """Watch until the LLM is broken; the reason."""

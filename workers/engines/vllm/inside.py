@@ -44,6 +44,6 @@ if WORKER_PID in os.environ and os.environ[WORKER_PID] != str(os.getpid()):
     if is_on(STRIDES, version):
         pass_strides()
     if is_on(COMPILED, version):
-        reuse_compiled({SIDE_CHANNEL_PORT})
+        reuse_compiled(SIDE_CHANNEL_PORT)
     if is_on(DRAWS, version) and os.environ.get(SECOND_RUNNER) == "1":
         pass_draws()

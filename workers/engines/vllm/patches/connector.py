@@ -49,8 +49,7 @@ class PeerConnector(NixlPullConnector):  # type: ignore[misc]  # vLLM is not ins
         params = request.kv_transfer_params or {}
         if params.get("do_remote_prefill") and params.get(NUM_TOKENS):
             num_lacking = max(0, min(params[NUM_TOKENS], request.num_prompt_tokens) - num_computed_tokens)
-            if self._was_silent(request):
-                num_lacking = 0
+            num_lacking *= not self._was_silent(request)
             return num_lacking, num_lacking > 0
         matched: tuple[int | None, bool] = super().get_num_new_matched_tokens(request, num_computed_tokens)
         return matched
@@ -58,9 +57,8 @@ class PeerConnector(NixlPullConnector):  # type: ignore[misc]  # vLLM is not ins
     def _was_silent(self, request: Any) -> bool:
         """Whether this process stood still while it held the request: without its heartbeats prefill may have
         freed the KV (`release.KvPins`), so that decode computes it."""
-        scheduler = self.connector_scheduler
+        scheduler, held_s = self.connector_scheduler, time.time() - request.arrival_time
         silent_s = time.perf_counter() - scheduler._last_heartbeat_time  # noqa: SLF001  NIXL's
-        held_s = time.time() - request.arrival_time
         return bool(min(silent_s, held_s) > 1 + 1.25 * scheduler._heartbeat_interval)  # noqa: SLF001  NIXL's
 
 
@@ -73,8 +71,7 @@ class PeerHandshake(NixlHandshakePayload):  # type: ignore[misc]  # as above
 
 @dataclasses.dataclass
 class Peer:
-    """A prefill worker whose memory is mapped. `regions`: ours and its, see `block_copy.Regions`; `agent`:
-    its name in NIXL."""
+    """A prefill worker whose memory is mapped. `regions`: ours and its; `agent`: its name in NIXL."""
 
     memory: PeerMemory
     regions: Any
@@ -110,11 +107,8 @@ class PeerWorker(NixlPullConnectorWorker):  # type: ignore[misc]  # as above
             memory = exported
         except (PeerMemoryError, ValueError) as error:
             log.warning("KV moves over NIXL, since its memory cannot be shared: %s", error)
-        self.xfer_handshake_metadata: NixlHandshakePayload = PeerHandshake(
-            self.xfer_handshake_metadata.compatibility_hash,
-            self.xfer_handshake_metadata.agent_metadata_bytes,
-            memory,
-        )
+        nixls = self.xfer_handshake_metadata
+        self.xfer_handshake_metadata: NixlHandshakePayload = PeerHandshake(**vars(nixls), memory=memory)
 
     def _nixl_handshake(
         self, host: str, port: int, remote_tp_size: int, expected_engine_id: str, *more: Any
@@ -126,35 +120,20 @@ class PeerWorker(NixlPullConnectorWorker):  # type: ignore[misc]  # as above
                 self._offered[expected_engine_id, key] = memory
         return result
 
-    def _read_blocks(  # noqa: PLR0917  NIXL's
-        self,
-        read_spec: Any,
-        dst_engine_id: str,
-        request_id: str,
-        remote_request_id: str,
-        local_xfer_side_handle: int,
-        remote_xfer_side_handle: int,
+    def _read_blocks(
+        self, *, read_spec: Any, dst_engine_id: str, request_id: str, remote_request_id: str, **handles: Any
     ) -> None:
         """Begin to copy what decode lacks; `_pop_done_transfers` says when it has arrived."""
         peer = self._peer(dst_engine_id, self._key_of(read_spec.remote_rank))
         if peer is None or not any(read_spec.local_block_ids):
-            super()._read_blocks(
-                read_spec,
-                dst_engine_id,
-                request_id,
-                remote_request_id,
-                local_xfer_side_handle,
-                remote_xfer_side_handle,
-            )
+            asked = {"dst_engine_id": dst_engine_id, "remote_request_id": remote_request_id} | handles
+            super()._read_blocks(read_spec=read_spec, request_id=request_id, **asked)
         elif not peer.memory.is_alive():
             self._handle_failed_transfer(request_id, None)
         else:
             remote = self.transfer_topo.get_engine_info(dst_engine_id)
-            paired = self._apply_prefix_caching(
-                read_spec.local_block_ids,
-                read_spec.remote_block_ids,
-                remote.remote_physical_blocks_per_logical,
-            )
+            size = remote.remote_physical_blocks_per_logical
+            paired = self._apply_prefix_caching(read_spec.local_block_ids, read_spec.remote_block_ids, size)
             copy = peer.regions.copy(*(list(chain.from_iterable(groups)) for groups in paired))
             notice = f"{remote_request_id}:{self.world_size}".encode()
             self._reads[request_id] = _Read(peer, copy, notice)
@@ -180,11 +159,9 @@ class PeerWorker(NixlPullConnectorWorker):  # type: ignore[misc]  # as above
         if not read.peer.memory.is_alive():
             return False
         self.nixl_wrapper.send_notif(read.peer.agent, notif_msg=read.notice)
-        self.xfer_stats.record_transfer(
-            SimpleNamespace(
-                xferDuration=read.copy.took_us(), postDuration=0, totalBytes=read.copy.num_bytes, descCount=1
-            )
-        )
+        size, took_us = read.copy.num_bytes, read.copy.took_us()
+        moved = SimpleNamespace(xferDuration=took_us, postDuration=0, totalBytes=size, descCount=1)
+        self.xfer_stats.record_transfer(moved)
         return True
 
     def _peer(self, engine_id: str, key: Any) -> Peer | None:

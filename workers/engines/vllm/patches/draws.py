@@ -16,22 +16,9 @@ def pass_draws() -> None:
     vars(sampler)["rejection_sample"] = _sample
 
 
-def _sample(  # noqa: PLR0917  vLLM's
-    logits: torch.Tensor,
-    _draft_logits: torch.Tensor | None,
-    guesses: torch.Tensor,
-    ends: torch.Tensor,
-    positions: torch.Tensor,
-    _requests: torch.Tensor,
-    expanded: torch.Tensor,
-    _steps: torch.Tensor,
-    temperature: torch.Tensor,
-    seeds: torch.Tensor,
-    num_guesses: int,
-    *_: Any,
-    use_fp64: bool = False,
-    **__: Any,
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _sample(*given: Any, use_fp64: bool = False, **__: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """vLLM's `rejection_sample`, which is called by position up to the number of guesses."""
+    logits, _, guesses, ends, positions, _, expanded, _, temperature, seeds, num_guesses, *_ = given
     gumbel = importlib.import_module("vllm.v1.worker.gpu.sample.gumbel")
     drawn = gumbel.gumbel_sample(
         logits, expanded, temperature, seeds, positions, apply_temperature=False, use_fp64=use_fp64

@@ -48,15 +48,13 @@ def pass_strides() -> None:
         log.warning("kernels of new step sizes will be compiled while clients wait: %r", error)
 
 
-def reuse_compiled(own: set[str]) -> None:
+def reuse_compiled(own: str) -> None:
     """Let workers with equal settings share compiled code: vLLM names its cache folder after its variables,
-    including `own`, which differ at each start."""
+    including `own`, which differs at each start."""
     try:
         envs = importlib.import_module("vllm.envs")
         factors = envs.compile_factors
     except (ImportError, AttributeError) as error:
         log.warning("each start will compile everything again: %r", error)
     else:
-        vars(envs)["compile_factors"] = lambda: {
-            name: value for name, value in factors().items() if name not in own
-        }
+        vars(envs)["compile_factors"] = lambda: {n: v for n, v in factors().items() if n != own}

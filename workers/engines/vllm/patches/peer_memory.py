@@ -22,21 +22,15 @@ class _Handle(ctypes.Structure):
     _fields_ = [("reserved", ctypes.c_byte * _HANDLE_BYTES)]
 
 
-class Region(msgspec.Struct, frozen=True):
-    """`offset` bytes into the allocation with that index."""
-
-    allocation: int
-    offset: int
-
-
 class Exported(msgspec.Struct, frozen=True):
     """What another process needs to map regions of GPU memory. `place` names the host and the namespace in
-    which `pid` is the owner's. `allocations`: CUDA's handles, 64 bytes each."""
+    which `pid` is the owner's. `allocations`: CUDA's handles, 64 bytes each. `regions`: the index of the
+    allocation of each, and the offset there."""
 
     place: str
     pid: int
     allocations: list[Annotated[bytes, msgspec.Meta(min_length=_HANDLE_BYTES, max_length=_HANDLE_BYTES)]]
-    regions: list[Region]
+    regions: list[tuple[int, int]]
 
 
 def place() -> str:
@@ -50,15 +44,13 @@ def export(addresses: list[int]) -> Exported:
     handles: dict[int, bytes] = {}
     regions = []
     for address in addresses:
-        base, num_bytes = ctypes.c_uint64(), ctypes.c_size_t()
-        _cuda(
-            "cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(num_bytes), ctypes.c_uint64(address)
-        )
+        base, size, start = ctypes.c_uint64(), ctypes.c_size_t(), ctypes.c_uint64(address)
+        _cuda("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), start)
         if base.value not in handles:
             handle = _Handle()
             _cuda("cuIpcGetMemHandle", ctypes.byref(handle), base)
             handles[base.value] = bytes(handle)
-        regions.append(Region(list(handles).index(base.value), address - base.value))
+        regions.append((list(handles).index(base.value), address - base.value))
     return Exported(place(), os.getpid(), list(handles.values()), regions)
 
 
@@ -80,7 +72,7 @@ class PeerMemory:
                 address, copied = ctypes.c_uint64(), _Handle.from_buffer_copy(handle)
                 _cuda("cuIpcOpenMemHandle_v2", ctypes.byref(address), copied, _LAZY_PEER_ACCESS)
                 self._mapped.append(address.value)
-            self.addresses = [self._mapped[region.allocation] + region.offset for region in exported.regions]
+            self.addresses = [self._mapped[index] + offset for index, offset in exported.regions]
         except (PeerMemoryError, IndexError, ValueError) as error:
             self.close()
             raise PeerMemoryError(f"cannot map the owner's memory: {error}") from error

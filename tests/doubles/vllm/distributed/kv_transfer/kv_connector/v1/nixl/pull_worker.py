@@ -52,7 +52,7 @@ class NixlPullConnectorWorker:
         ranks = itertools.product(range(num_stages), range(num_ranks))
         return {(stage, rank): f"{engine_id}-{rank}" for stage, rank in ranks}, 0.5
 
-    def _read_blocks(self, read_spec: Any, engine_id: str, request_id: str, *_: Any) -> None:
+    def _read_blocks(self, *, request_id: str, local_xfer_side_handle: int, **_: Any) -> None:
         self._recving_transfers[request_id] = [len(self._recving_transfers)]
 
     def _apply_prefix_caching(
