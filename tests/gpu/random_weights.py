@@ -24,7 +24,7 @@ ONLY = "BATON_RANDOM_WEIGHTS_ONLY"
 """The tokens that answers have, separated by commas; not set: all."""
 # 2 ** (exponent - 127) scales random 4-bit floats, whose standard deviation is 2.9.
 _EXPONENTS = {"w13_weight_scale": 120, "w2_weight_scale": 114}
-_DRAWN = 2**18  # at once: more would depend on the number of SMs, of which MPS may leave a process a part
+_DRAWN = 2**16  # at once: more would depend on the number of SMs, if MPS leaves a process fewer than 32
 
 
 def install(folder: Path) -> Path:
