@@ -73,7 +73,7 @@ def baton(folder: Path, way: str, port: int) -> Iterator[tuple[str, str, list[st
     arguments, more = command_of(way)
     variables = {"MODEL_PATH": str(folder), "SERVED_MODEL_NAME": servers.MODEL, "HTTP_PORT": str(port)}
     variables |= {"PYTHON": sys.executable, "SKIP_DOCTOR": "1", "RESTART_WORKERS": ""}
-    variables |= {"MEASURE_ONLY": "1", **more}
+    variables |= more
     command = ["launch/gpt_oss_vllm.sh", *arguments]
     with servers.running(command, variables) as process:
         assert process.stdout is not None
@@ -140,7 +140,7 @@ def used_mib() -> int:
 def main() -> None:
     """Measure the ways in turn; each result is written at once."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--ways", default="mps100-below,mps60,slices,agg")
+    parser.add_argument("--ways", default="mps100-below,mps92-below,slices,agg")
     parser.add_argument("--frontends", default="", help="sets of flags, separated by ;")
     parser.add_argument("--think-s", type=float, default=1.0)
     parser.add_argument("--no-start-after-s", type=float, default=1e9, help="skip the ways that come later")

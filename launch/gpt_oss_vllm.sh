@@ -22,8 +22,6 @@ while (($#)); do
     shift
 done
 [[ -z $sm_share || -n $one_gpu ]] || refuse "error: --prefill-sm-share: needs --one-gpu"
-[[ ${sm_share:-100} == 100 || -n ${MEASURE_ONLY:-} ]] ||
-    refuse "error: --prefill-sm-share $sm_share: with a part of the SMs an H200 computed wrong numbers (docs/gpu-runs.md#one-gpu); MEASURE_ONLY=1 starts it all the same"
 [[ -z $one_gpu || -z $agg ]] || refuse "error: --one-gpu and --agg: give one of them"
 [[ -z $one_gpu || -d ${CUDA_MPS_PIPE_DIRECTORY:-/} ]] ||
     refuse "error: CUDA_MPS_PIPE_DIRECTORY=$CUDA_MPS_PIPE_DIRECTORY: is no folder, so no MPS runs there"

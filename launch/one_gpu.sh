@@ -21,15 +21,16 @@ divide_gpu() { # divide_gpu GPU: sets PREFILL_FLAGS and DECODE_FLAGS, with each 
 }
 
 start_mps() { # start_mps GPU PERCENT: prefill gets at most PERCENT of the GPU's SMs; without MPS the roles take turns
-    local pid others uuid=""
+    local pid others uuid="" sms=all
     unset CUDA_MPS_ACTIVE_THREAD_PERCENTAGE # it would limit decode, and with the server each client
     if [[ -n ${NO_MPS:-} ]]; then
         take_turns "NO_MPS is set"
         return
     fi
-    PREFILL_ENVIRONMENT=(CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="$2" CUDA_MPS_CLIENT_PRIORITY="${PREFILL_MPS_PRIORITY:-1}")
+    PREFILL_ENVIRONMENT=(CUDA_MPS_CLIENT_PRIORITY="${PREFILL_MPS_PRIORITY:-1}")
+    (($2 == 100)) || { PREFILL_ENVIRONMENT+=(CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="$2"); sms="at most $2 %"; }
     if [[ -n ${CUDA_MPS_PIPE_DIRECTORY:-} ]]; then
-        note "the MPS of $CUDA_MPS_PIPE_DIRECTORY, prefill on at most $2 % of the SMs"
+        note "the MPS of $CUDA_MPS_PIPE_DIRECTORY, prefill on $sms of the SMs"
         return
     fi
     others=$(timeout 20 nvidia-smi --id="$1" --query-compute-apps=name --format=csv,noheader 2>/dev/null) || others=""
@@ -47,6 +48,7 @@ start_mps() { # start_mps GPU PERCENT: prefill gets at most PERCENT of the GPU's
     fi
     set_variable CUDA_MPS_PIPE_DIRECTORY "$RUN_DIR/mps"
     set_variable CUDA_MPS_LOG_DIRECTORY "$RUN_DIR/mps"
+    set_variable CUDA_MPS_ACTIVE_THREAD_PERCENTAGE 100 # no limit, so workers have no share to check
     if [[ -n ${DRY_RUN:-} ]]; then quoted mkdir -p "$RUN_DIR/mps"; else mkdir -p "$RUN_DIR/mps"; fi
     # By its UUID, since MPS numbers the GPUs of CUDA_VISIBLE_DEVICES anew. SIGTERM ends its server as well.
     start mps env CUDA_VISIBLE_DEVICES="$uuid" bash -c '
@@ -56,12 +58,12 @@ nvidia-cuda-mps-control -f & wait $!; status=$?; wait; exit $status'
     [[ -z ${DRY_RUN:-} ]] || return 0
     for pid in "${!NAMES[@]}"; do [[ ${NAMES[$pid]} != mps ]] || break; done
     if mps_serves "$pid"; then
-        note "MPS, prefill on at most $2 % of the SMs"
+        note "MPS, prefill on $sms of the SMs"
         return
     fi
     unset "NAMES[$pid]"
     kill -KILL -- "-$pid" 2>/dev/null || true
-    unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
+    unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY CUDA_MPS_ACTIVE_THREAD_PERCENTAGE
     take_turns "MPS does not start (log: $RUN_DIR/mps.log)"
 }
 

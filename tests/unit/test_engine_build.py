@@ -1,5 +1,6 @@
 """Building an engine: which one, from which settings, and what is refused."""
 
+import math
 import os
 import shlex
 from collections.abc import Callable
@@ -7,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor
 
 from baton.flags import read
 from tests.certificates import Authority
 from workers.engines.build import build_engine, given_settings, with_engine
+from workers.engines.library.product_check import Shape, incomplete, multiply
 from workers.engines.trtllm.library import load_library as load_trtllm
 from workers.engines.trtllm.settings import TRTLLM_RULES
 from workers.engines.vllm.library import load_library as load_vllm
@@ -97,13 +100,50 @@ def test_an_engine_that_moves_kv_without_tls_says_so(
     assert ("trtllm moves KV itself, without the TLS of BATON_PEER_CERT" in caplog.text) == is_told
 
 
-@pytest.mark.parametrize(("share", "is_warned"), [("60", True), ("100", False)])
-def test_an_engine_on_a_part_of_the_sms_warns_of_wrong_numbers(
-    share: str, is_warned: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("share", "has_mps", "named"),
+    [
+        ("60", False, "60"),
+        ("60", True, "60"),
+        ("", True, r"\(the server's\)"),
+        ("", False, None),
+        ("100", True, None),
+    ],
+)
+def test_a_share_of_the_sms_with_incomplete_products_is_refused(
+    share: str, has_mps: bool, named: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\necho "on 78 SMs $2 $3" >&2\nexit $STATUS\n')
+    python.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(python))
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
     monkeypatch.setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", share)
+    if has_mps:
+        (tmp_path / "control").touch()
+    monkeypatch.setenv("STATUS", "0")
     built("--engine", "vllm")
-    assert (f"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE={share}: " in caplog.text) == is_warned
+    monkeypatch.setenv("STATUS", "1")
+    built("--engine", "vllm", "--check")
+    if named is None:
+        built("--engine", "vllm")
+        return
+    found = f"THREAD_PERCENTAGE={named}: on 78 SMs workers.engines.library.product_check models/demo$"
+    with pytest.raises(SettingsError, match=found):
+        built("--engine", "vllm")
+
+
+def test_products_that_are_not_whole_are_named() -> None:
+    def unwritten(bias: Tensor | None, rows: Tensor, weight: Tensor, out: Tensor) -> None:
+        multiply(bias, rows, weight, out)
+        if len(rows) == 24 and len(weight) == 96 and bias is not None:
+            out[:, 90:] = math.nan
+
+    shape = Shape(
+        96, hidden_size=64, num_attention_heads=4, num_key_value_heads=1, head_dim=64, num_local_experts=4
+    )
+    assert not list(incomplete(shape, "cpu"))
+    assert list(incomplete(shape, "cpu", unwritten)) == ["lm_head, 24 tokens, with a bias"]
 
 
 def chosen(line: str, installed: set[str]) -> str | None:

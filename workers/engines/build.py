@@ -5,8 +5,11 @@ import gc
 import importlib.util
 import logging
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from baton.flags import Parsed
@@ -27,6 +30,7 @@ from workers.settings import Given, Loaded, SettingsError, load_settings
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+_SM_SHARE, _CHECK_TIMEOUT_S = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", 120.0
 _RULES = {"trtllm": TRTLLM_RULES, "vllm": VLLM_RULES}
 
 
@@ -110,13 +114,32 @@ def _library(
     loaded = rules.load(args, mode, **_given(parsed, model=str(settings.model_path.absolute())))
     if mode != "agg" and settings.wires.tls() is not None:
         log.warning("kv=plain: %s moves KV itself, without the TLS of %s", settings.engine, CERT)
-    if (sms := os.environ.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE") or "100") != "100":
-        log.warning("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=%s: an H200 computed wrong numbers so; unset it", sms)
     try:
         model = read_model_facts(settings.model_path)
     except (OSError, ValueError) as error:
         raise SettingsError(f"--model-path {settings.model_path}: {error}") from error
+    if not settings.check:
+        _check_sm_share(settings.model_path)
     return LibraryEngine(adapter(loaded, model=model)), loaded.lines()
+
+
+def _check_sm_share(model_path: Path) -> None:
+    """Raises SettingsError if MPS leaves this process a part of the SMs with which products are not whole."""
+    share = os.environ.get(_SM_SHARE)
+    pipes = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or "/tmp/nvidia-mps")  # noqa: S108  CUDA's default
+    if share == "100" or not (share or (pipes / "control").exists()):
+        return
+    share = share or "(the server's)"
+    command = [sys.executable, "-m", "workers.engines.library.product_check", str(model_path)]
+    try:
+        done = subprocess.run(  # noqa: S603  our own arguments
+            command, stderr=subprocess.PIPE, text=True, timeout=_CHECK_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise SettingsError(f"{_SM_SHARE}={share}: no products within {_CHECK_TIMEOUT_S:g} s") from error
+    if done.returncode:
+        why = (done.stderr.splitlines() or [f"the check of products ended with {done.returncode}"])[-1]
+        raise SettingsError(f"{_SM_SHARE}={share}: {why}")
 
 
 def _load_own(cls: type[T], parsed: Parsed[WorkerSettings]) -> Loaded[T]:
