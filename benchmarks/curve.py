@@ -15,13 +15,19 @@ TOKENS = 32_000
 _WIDTH, _HEIGHT, _LEFT, _TOP, _RIGHT, _BOTTOM = 880, 420, 64, 52, 850, 356
 _NAMES = {
     "mps100-below": "MPS, decode's kernels first (the default)",
-    "mps80-below": "the same, prefill on 80 % of the SMs (wrong numbers)",
+    "mps92-below": "the same, prefill on 92 % of the SMs",
+    "mps60-below, cuBLAS 13.10": "the same, 60 %, cuBLAS 13.10",
+    "mps50-below": "the same, 50 %",
     "mps100-below@2048": "the same, prefill's steps of 2,048 tokens",
-    "mps100-below+32": "",  # decode's graphs for at most 32 tokens: beside the default
     "agg": "one aggregated worker",
     "vllm": "vllm serve",
 }
-_LABELLED_LEFT = {_NAMES["mps100-below"], _NAMES["mps80-below"], "vllm serve"}
+_LABELLED_LEFT = {
+    _NAMES["mps100-below"],
+    _NAMES["mps92-below"],
+    _NAMES["mps60-below, cuBLAS 13.10"],
+    "vllm serve",
+}
 
 
 class Point(NamedTuple):
@@ -37,10 +43,9 @@ class Point(NamedTuple):
 EARLIER = (
     Point("vllm serve, steps of 512", False, True, 1210, 23),
     Point("MPS, equal kernels", True, True, 742, 50),
-    Point("", True, True, 1186, 10.8),
     Point("time slices", True, True, 1273, 13.1),
 )
-"""vLLM 0.25; without a name: MPS, equal kernels, prefill on 60 % of the SMs."""
+"""vLLM 0.25."""
 
 
 def points() -> tuple[list[Point], str]:
@@ -48,7 +53,7 @@ def points() -> tuple[list[Point], str]:
     results = json.loads((ROOT / "benchmarks/results/one_gpu_20b_h200.json").read_text())
     found = [
         Point(
-            _NAMES.get(run["way"], run["way"]),
+            _NAMES[run["way"]],
             run["way"].startswith(("mps", "slices")),
             False,
             row["ttft_p50_ms"],
@@ -56,7 +61,7 @@ def points() -> tuple[list[Point], str]:
         )
         for run in results["runs"]
         for row in run.get("long_prompts", ())
-        if row["handed_over_tokens"] == TOKENS
+        if row["handed_over_tokens"] == TOKENS and run["way"] in _NAMES
     ]
     gpu = results["hardware"][0].removeprefix("NVIDIA ")
     return found, f"{gpu}, vLLM {results['versions']['vllm']} (hollow: vLLM 0.25)"
@@ -114,11 +119,10 @@ def _drawn(found: list[Point], colors: dict[str, str]) -> Iterator[str]:
         color = colors["ours" if point.is_apart else "bar"]
         fill = f'fill="none" stroke="{color}" stroke-width="2"' if point.is_earlier else f'fill="{color}"'
         yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="6" {fill}/>'
-        if point.name:
-            style = f'fill="{colors["text" if point.is_apart else "quiet"]}"'
-            is_left = point.name in _LABELLED_LEFT
-            style += ' text-anchor="end"' if is_left else ""
-            yield text(x + (-11 if is_left else 11), y + 4, f"{point.name}: {point.itl_p99_ms:.0f}", style)
+        style = f'fill="{colors["text" if point.is_apart else "quiet"]}"'
+        is_left = point.name in _LABELLED_LEFT
+        style += ' text-anchor="end"' if is_left else ""
+        yield text(x + (-11 if is_left else 11), y + 4, f"{point.name}: {point.itl_p99_ms:.0f}", style)
 
 
 def main() -> None:
