@@ -4,7 +4,6 @@ import threading
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import pairwise
 
 import msgspec
 from msgspec.structs import replace
@@ -179,16 +178,23 @@ def joined(parts: Iterable[Turn]) -> Iterator[Turn]:
             yield part
 
 
-def _answers(parts: Sequence[AssistantTurn], *, has_results: bool) -> Iterator[AssistantTurn]:
+def _answers(parts: Iterable[AssistantTurn], *, has_results: bool) -> Iterator[AssistantTurn]:
     """One turn per answer, which ends with its calls or, after the last call, with its text. What follows the
     last call belongs to its answer if results come next: the client has not taken it as the end."""
-    last_call = max((i for i, part in enumerate(parts) if part.tool_calls), default=-1)
     answers: list[list[AssistantTurn]] = [[]]
-    for i, (before, part) in enumerate(pairwise([AssistantTurn(), *parts])):
-        is_last, calls, others = i > last_call, part.tool_calls, before.tool_calls
-        is_other = calls and others and answer_of(calls[0].call_id) != answer_of(others[0].call_id)
-        is_new = part.reasoning or part.text or is_other if others else before.text and is_last
-        if is_new and not (is_last and has_results):
+    rest, first_id = [], ""
+    for part in parts:
+        rest.append(part)
+        if part.tool_calls:
+            if first_id not in {"", answer_of(part.tool_calls[0].call_id)}:
+                answers.append([])
+                first_id = ""
+            first_id = first_id or part.tool_calls[0].call_id
+            answers[-1] += rest
+            rest = []
+    for part in rest:
+        before = answers[-1][-1] if answers[-1] else AssistantTurn()
+        if (before.tool_calls or before.text) and not has_results:
             answers.append([])
         answers[-1].append(part)
     for answer in filter(None, answers):

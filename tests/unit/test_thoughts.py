@@ -185,7 +185,8 @@ PREAMBLE = AssistantTurn(text="Now.", is_preamble=True)
         ([A, THOUGHT], [A, THOUGHT]),
         ([A, CALL_A, A], [called("a", text="A."), A]),
         ([CALL_A, A], [CALL_A, A]),
-        ([CALL_A, THOUGHT, A, CALL_B], [CALL_A, called("a-1", reasoning="Think.", text="A.")]),
+        ([CALL_A, THOUGHT, A, OTHER], [CALL_A, called("b", reasoning="Think.", text="A.")]),
+        ([CALL_A, THOUGHT, A, CALL_B], [AssistantTurn(reasoning="Think.", text="A.", tool_calls=BOTH)]),
         ([CALL_A, called("b", text="A.")], [CALL_A, called("b", text="A.")]),
         ([CALL_A, OTHER, DONE], [CALL_A, OTHER, DONE]),
         # Calls with results were run: text after them ends nothing.
