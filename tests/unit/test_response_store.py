@@ -5,6 +5,7 @@ import json
 import os
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -200,10 +201,13 @@ async def test_while_the_disk_hangs_a_response_is_its_keys_only_and_others_are_a
         impatient.setattr(store_module, "_ANSWER_S", 0.05)
         with pytest.raises(StoreFailure, match="does not answer"):
             await store.load("b")
-    assert not store.is_failing  # writing may take longer than reading
-    finding = asyncio.create_task(store.with_item("msg_1", "bob"))
-    goes_on.set()
-    assert await finding is None
+        assert not store.is_failing  # writing may take longer than reading
+        impatient.setattr(store_module, "_ANSWER_S", 1.0)
+        finding = asyncio.create_task(store.with_item("msg_1", "bob"))
+        await asyncio.sleep(0)
+        time.sleep(1.0)  # noqa: ASYNC251  the whole process is frozen
+        goes_on.set()
+        assert await finding is None
     await saving
     await store.close()
 
