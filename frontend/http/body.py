@@ -1,6 +1,5 @@
 """Receives request bodies within limits, decodes and validates them: errors name the field."""
 
-import asyncio
 import codecs
 import functools
 import os
@@ -17,6 +16,7 @@ from msgspec import inspect
 from baton.errors import BatonError, InvalidRequest
 from frontend.http.exchange import ClientGone, Exchange
 from frontend.turn.fields import Refused
+from frontend.turn.request import in_time
 
 AnyBody = TypeVar("AnyBody", bound=msgspec.Struct)
 T = TypeVar("T")
@@ -96,7 +96,6 @@ def default_bytes() -> int:
     return max(MIN_BYTES, memory // _PART_OF_MEMORY)
 
 
-LONG_BYTES = 8192
 MAX_EXPLAINED_BYTES = 1 << 20
 """A longer body is not decoded without types, which would hold up running streams, to explain its error."""
 
@@ -114,8 +113,7 @@ _ESCAPE = re.compile(
 async def read(
     raw: bytes, body_type: type[AnyBody], make: Callable[[AnyBody, int], T]
 ) -> tuple[AnyBody, tuple[str, ...], T]:
-    """The validated body, its unknown fields (see `decode`), and what `make` makes of it and its length: in a
-    thread if it is long, so that running streams do not stall."""
+    """The validated body, its unknown fields (see `decode`), and what `make` makes of it and its length."""
 
     def reading() -> tuple[AnyBody, tuple[str, ...], T]:
         body, unknown = decode(raw, body_type)
@@ -124,7 +122,7 @@ async def read(
         except RecursionError:
             raise InvalidRequest(_TOO_DEEP) from None
 
-    return await asyncio.to_thread(reading) if len(raw) > LONG_BYTES else reading()
+    return await in_time(len(raw), reading)
 
 
 def decode(raw: bytes, body_type: type[AnyBody]) -> tuple[AnyBody, tuple[str, ...]]:

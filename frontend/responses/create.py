@@ -42,7 +42,7 @@ from frontend.responses.runs import ResponseState
 from frontend.responses.store import MAX_CHAIN_BYTES, RUNNING, ResponseStore, StoredResponse
 from frontend.turn.fields import NEAREST_EFFORT, answer_format, required
 from frontend.turn.ids import vary
-from frontend.turn.request import LONG_BYTES, CallChoice, Client, TurnRequest
+from frontend.turn.request import CallChoice, Client, TurnRequest, in_time
 
 MAX_REFERENCES = 1000
 """Each is looked up in the store."""
@@ -64,8 +64,7 @@ async def ask_response(
     # A short body may continue a long conversation, or refer to long items.
     recalls = bool(earlier) or any(isinstance(item, Reference) for item in reader.items.values())
     num_bytes = len(raw) + (MAX_CHAIN_BYTES if recalls else 0)
-    making = partial(turn_request, body, earlier, items, num_bytes)
-    offered, request = await asyncio.to_thread(making) if num_bytes > LONG_BYTES else making()
+    offered, request = await in_time(num_bytes, partial(turn_request, body, earlier, items, num_bytes))
     ignored = [*unknown, *sorted(reader.left_out), *dict.fromkeys(offered.left_out)]
     if NEAREST_EFFORT[body.effort] != body.effort:
         ignored.append("reasoning.effort")

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec.structs import force_setattr, replace
@@ -21,6 +21,7 @@ from frontend.turn.fields import ANY_OBJECT, CommonFields, JsonSchema, Nvext, fi
 from frontend.turn.ids import new_seed
 from frontend.turn.thoughts import Kept, Thoughts
 
+T = TypeVar("T")
 _SEED_MASK = 2**63 - 1
 
 
@@ -78,8 +79,12 @@ class Client(msgspec.Struct, frozen=True, kw_only=True):
 
 # Prompt log probabilities travel in one worker message, and NATS limits those to 1 MB.
 MAX_SCORED_TOKENS = 8192
-# Longer prompts are rendered and tokenised in a thread, so that running streams do not stall.
 LONG_BYTES = 8192
+
+
+async def in_time(num_bytes: int, work: Callable[[], T]) -> T:
+    """Do work on a body of this length: in a thread if it is long, so that running streams do not stall."""
+    return await asyncio.to_thread(work) if num_bytes > LONG_BYTES else work()
 
 
 class Prompt(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,8 +98,7 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
 async def encode(request: TurnRequest, owner: str, served: ServedModel, thoughts: Thoughts) -> list[Prompt]:
     """Each prompt of a request: in a thread if they are long. Raises InvalidRequest if one cannot be made,
     ContextTooLong if it is too long to be counted."""
-    encode_now = partial(_encoded, request, owner, served, thoughts)
-    return await asyncio.to_thread(encode_now) if request.num_bytes > LONG_BYTES else encode_now()
+    return await in_time(request.num_bytes, partial(_encoded, request, owner, served, thoughts))
 
 
 def _encoded(request: TurnRequest, owner: str, served: ServedModel, thoughts: Thoughts) -> list[Prompt]:

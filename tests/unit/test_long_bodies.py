@@ -11,9 +11,10 @@ import msgspec
 import pytest
 
 from baton.errors import Overloaded
-from frontend.http.body import LONG_BYTES, read
+from frontend.http.body import read
 from frontend.responses import create
 from frontend.text.tokenizer import COUNTED_CONTEXTS, ServedModel
+from frontend.turn.request import LONG_BYTES
 from tests.scripted_frontend import (
     BODIES,
     CONTEXT_LENGTH,
