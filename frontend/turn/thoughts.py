@@ -4,6 +4,7 @@ import threading
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby
 
 import msgspec
 from msgspec.structs import replace
@@ -178,26 +179,20 @@ def joined(parts: Iterable[Turn]) -> Iterator[Turn]:
             yield part
 
 
-def _answers(parts: Iterable[AssistantTurn], *, has_results: bool) -> Iterator[AssistantTurn]:
+def _answers(parts: Sequence[AssistantTurn], *, has_results: bool) -> Iterator[AssistantTurn]:
     """One turn per answer, which ends with its calls or, after the last call, with its text. What follows the
     last call belongs to its answer if results come next: the client has not taken it as the end."""
-    answers: list[list[AssistantTurn]] = [[]]
-    rest, first_id = [], ""
-    for part in parts:
-        rest.append(part)
-        if part.tool_calls:
-            if first_id not in {"", answer_of(part.tool_calls[0].call_id)}:
-                answers.append([])
-                first_id = ""
-            first_id = first_id or part.tool_calls[0].call_id
-            answers[-1] += rest
-            rest = []
-    for part in rest:
-        before = answers[-1][-1] if answers[-1] else AssistantTurn()
-        if (before.tool_calls or before.text) and not has_results:
-            answers.append([])
-        answers[-1].append(part)
-    for answer in filter(None, answers):
+    ids = [answer_of(part.tool_calls[0].call_id) for part in parts if part.tool_calls]
+    key: str | int = ids[-1] if ids and has_results else len(parts)
+    keys = []
+    for i in reversed(range(len(parts))):
+        if parts[i].tool_calls:
+            key = ids.pop()
+        elif parts[i].text and isinstance(key, int):
+            key = i
+        keys.append(key)
+    for _, group in groupby(parts, lambda _: keys.pop()):
+        answer = list(group)
         yield AssistantTurn(
             reasoning=paragraphs(part.reasoning for part in answer),
             text=paragraphs(part.text for part in answer),
