@@ -26,6 +26,8 @@ class Discovery(Protocol):
     * A killed process disappears within the lease's time.
     * When the registry is unreachable, watchers keep the last snapshot and registrations recover."""
 
+    problem: str  # why the registry does not answer; empty while it does
+
     def register(self, info: WorkerInfo) -> AbstractAsyncContextManager[None]:
         """Keep `info` registered while the context is open; returns after the first write. It replaces an
         earlier registration of the same worker id, whose end then withdraws nothing."""

@@ -52,7 +52,7 @@ class EtcdDiscovery:
             login=login,
             credentials=grpc.ssl_channel_credentials(ca, key, cert) if ca or cert else None,
         )
-        self.problem = ""  # why etcd does not answer
+        self.problem = ""
 
     @asynccontextmanager
     async def register(self, info: WorkerInfo) -> AsyncGenerator[None, None]:

@@ -80,6 +80,7 @@ class FilesDiscovery:
         self._folder = folder
         self._ttl_s = ttl_s
         self._decoded = lru_cache(MAX_WORKERS)(decode_worker)  # an invalid file is reported once
+        self.problem = ""
 
     @asynccontextmanager
     async def register(self, info: WorkerInfo) -> AsyncGenerator[None, None]:
@@ -119,13 +120,12 @@ class FilesDiscovery:
         make_private(self._folder)
         log.info("registry=files folder=%s", self._folder)
         shown: tuple[WorkerInfo, ...] | None = None
-        problem = ""
         while True:
             try:
-                snapshot, problem = self.look(), ""
+                snapshot, self.problem = self.look(), ""
             except OSError as error:  # the folder was deleted, or there are no descriptors
-                if problem != str(error):
-                    problem = str(error)
+                if self.problem != str(error):
+                    self.problem = str(error)
                     log.warning("registry=unreachable kind=files error=%s", error)
             else:
                 if snapshot != shown:

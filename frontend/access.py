@@ -54,9 +54,7 @@ def line_of(record: Record) -> Line:
         "failures": "; ".join(map(_failure, failed)),
         **{f"{stage}_s": lasted_s for stage, lasted_s in record.spent().items()},
     }
-    fields = {
-        name: (round(each, 3) if isinstance(each, float) else each) or None for name, each in found.items()
-    }
+    fields = {name: (round(v, 3) if isinstance(v, float) else v) or None for name, v in found.items()}
     fields |= {"duration_s": round(record.duration_s or 0.0, 4), "attempts": len(record.attempts)}
     return Line("request", **fields)
 
@@ -72,14 +70,13 @@ def log_load(services: Services) -> None:
 
     def note() -> None:
         counts = services.snapshots.lately(BUSY_EVERY_S)
-        num_running = len(services.metrics.records.running())
-        if counts["ended"] or num_running:
-            num_queued = int(services.metrics.total("queued_requests"))
+        running = services.metrics.records.running()
+        if counts["ended"] or running:
             fields = {
                 "tokens_per_s": counts["tokens"] / BUSY_EVERY_S,
                 "requests_per_s": counts["ended"] / BUSY_EVERY_S,
-                "running": num_running - num_queued,
-                "queued": num_queued,
+                "running": sum(set(record.running) != {"queue"} for record in running),
+                "queued": int(services.metrics.total("queued_requests")),
                 "refused": counts["refused"],
             }
             log.info(Line("load", **fields))

@@ -77,9 +77,8 @@ def find(records: Records, query: Find) -> Found:
 
 def explain(query: Find, found: Sequence[Found]) -> RequestsBody:
     """What all processes have found, explained; the slowest first, or the newest, or the longest running."""
-    usual = Usual(
-        chain.from_iterable(each.recent for each in found), max(_since_s(each.recent) for each in found)
-    )
+    recent = chain.from_iterable(each.recent for each in found)
+    usual = Usual(recent, max(_since_s(each.recent) for each in found))
     records = chain.from_iterable(each.matches for each in found)
     order = attrgetter("duration_s" if query.by == "slowest" else "at_s")
     first = sorted(records, key=order, reverse=query.by != "running")[: query.limit]

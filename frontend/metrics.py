@@ -57,9 +57,8 @@ class _Kind(NamedTuple):
 
 
 _counter, _gauge, _histogram = (partial(_Kind, type_) for type_ in ("counter", "gauge", "histogram"))
-_ROUTE, _BY_MODEL, _KEY, _PLACE, _WORKER = (
-    ("route",), ("route", "model"), ("key",), ("model", "kind"), ("worker", "role"),
-)  # fmt: skip
+_ROUTE, _KEY = ("route",), ("key",)
+_BY_MODEL, _PLACE, _WORKER = ("route", "model"), ("model", "kind"), ("worker", "role")
 _TABLE = {
     "requests": _counter("Requests by HTTP status; 499: the client disconnected.", (*_BY_MODEL, "status")),
     "request_duration_seconds": _histogram("Time from arrival to the response's end.", _BY_MODEL, _LATENCY_S),

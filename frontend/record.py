@@ -91,11 +91,14 @@ class Attempt(_Timed, kw_only=True, omit_defaults=True, gc=False):
 
 class Leg(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     """One choice of a request: its attempts, one after the other. `gap_s` is the longest time between two
-    tokens, and `gap_at` the number of tokens before it."""
+    tokens, and `gap_at` the number of tokens before it. `num_tokens` have arrived, the last one at `last_ns`,
+    which is negative while the client has not taken it, and 0 once no more come."""
 
     attempts: list[Attempt]
     gap_s: float = 0.0
     gap_at: int = 0
+    num_tokens: int = 0
+    last_ns: int = 0
     num_moved_bytes: int | None = None
 
     @classmethod
@@ -128,9 +131,8 @@ class Leg(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
         now_s, stages = time.perf_counter(), attempt.stages
         rest_s = now_s - attempt.since_s
         moved_s = found.moved_s if type(found) is Usage else 0.0
-        parts: tuple[tuple[Stage, float], ...]
-        parts = (wait, found.waited_s), ("kv_move", moved_s), ("prefill", found.computed_s)
-        for stage, lasted_s in parts:
+        move: Stage = "kv_move"
+        for stage, lasted_s in ((wait, found.waited_s), (move, moved_s), ("prefill", found.computed_s)):
             if lasted_s > 0.0:
                 counted_s = min(lasted_s, rest_s)
                 stages[stage] = stages.get(stage, 0.0) + counted_s
@@ -161,6 +163,7 @@ class Leg(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
             if attempt.stage not in {"queue", "stream"}:
                 attempt.ended_in = attempt.stage
             attempt.enter(None)
+        self.last_ns = 0
         if usage is not None:
             self.num_moved_bytes = usage.num_moved_bytes
             attempt.delay_s = max(attempt.delay_s, usage.delay_s)
@@ -264,6 +267,14 @@ class Record(_Timed, kw_only=True, omit_defaults=True, gc=False):
         """A copy, as if it ended now."""
         copy = _DECODER.decode(_ENCODER.encode(self))
         copy.status, copy.now = 0, next(reversed(self.running), None)
+        for leg in copy.legs:
+            waited_s = time.perf_counter() - abs(leg.last_ns) / 1e9
+            if leg.last_ns < 0:
+                leg.blocked(waited_s)
+            elif leg.last_ns and waited_s > leg.gap_s:
+                leg.gap_s, leg.gap_at = waited_s, leg.num_tokens
+        copy.num_choices = max(1, len(copy.legs))
+        copy.num_completion_tokens = sum(leg.num_tokens for leg in copy.legs)
         copy.end()
         return copy
 
@@ -300,14 +311,8 @@ class Records:
     def begin(self, route: str, request_id: str = "", caller: str = "") -> Record:
         """The record of a request that arrives now."""
         now_s = time.perf_counter()
-        record = Record(
-            request_id=request_id[:_MAX_NAME],
-            route=route,
-            caller=caller[:_MAX_NAME],
-            at_s=time.time(),
-            began_s=now_s,
-            since_s=now_s,
-        )
+        record = Record(request_id=request_id[:_MAX_NAME], route=route, at_s=time.time(), began_s=now_s)
+        record.caller, record.since_s = caller[:_MAX_NAME], now_s
         self._running[id(record)] = record, self.delays.starved_s
         return record
 

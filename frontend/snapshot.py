@@ -232,7 +232,7 @@ class Snapshots:
         """This process's part of the snapshot, with the seconds from this Unix time on."""
         metrics, running = self._metrics, self._metrics.records.running()
         return Part(
-            num_running=len(running),
+            num_running=sum(set(record.running) != {"queue"} for record in running),
             num_queued=int(metrics.total("queued_requests")),
             stages=Counter(chain.from_iterable(record.running for record in running)),
             handoffs=_total(self._handoffs),
@@ -273,6 +273,7 @@ class Snapshots:
         parts = [self.part(self._since_s), *others]
         now_s = time.time()
         self._since_s = int(now_s) - _RATE_S  # earlier seconds are over in all processes
+        slowest = chain.from_iterable(part.slowest for part in parts)
         lately = self._note_seconds(list(chain.from_iterable(part.seconds for part in parts)), int(now_s))
         return Snapshot(
             at_s=now_s,
@@ -287,9 +288,7 @@ class Snapshots:
             stages=_total(part.stages for part in parts),
             points=list(self._points.values()),
             events=self._fleet.events.newest(_NUM_EVENTS),
-            slowest=nlargest(
-                _NUM_SLOWEST, chain(*(part.slowest for part in parts)), attrgetter("duration_s")
-            ),
+            slowest=nlargest(_NUM_SLOWEST, slowest, attrgetter("duration_s")),
         )
 
     def _note_seconds(self, seconds: Sequence[Second], now_s: int) -> Counter[str]:
@@ -312,8 +311,8 @@ class Snapshots:
             found = stats.get(worker.address)
             name, reason = state.value, entry.reason or _REASONS.get(state, "")
             if state is State.LIVE:
-                is_silent = isinstance(found, BaseException)
-                name, reason = ("silent", "sends no statistics in time") if is_silent else ("ready", "")
+                name = "silent" if isinstance(found, BaseException) else "ready"
+                reason = "" if name == "ready" else getattr(found, "message", "sends no statistics in time")
             known: dict[str, Any] = {
                 each: getattr(worker, each, getattr(found, each, None))
                 for each in WorkerView.__struct_fields__
@@ -327,9 +326,7 @@ class Snapshots:
     def _pairs(self, handoffs: Mapping[tuple[str, str], int]) -> Iterator[PairView]:
         """Those of the first workers of each role."""
         registered, live = self._fleet.table.all(), {each.address for each in self._fleet.table.live()}
-        prefills, decodes = (
-            [worker for worker in registered if worker.role is role][:_MOST_PAIRED] for role in Role
-        )
+        prefills, decodes = ([w for w in registered if w.role is role][:_MOST_PAIRED] for role in Role)
         for p, d in ((p, d) for p in prefills for d in decodes if p.model == d.model):
             state = "ready" if {p.address, d.address} <= live else "away"
             if why_not_paired(p, d) is not None:

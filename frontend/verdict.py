@@ -230,9 +230,8 @@ class Usual:
 
 def verdict(record: Record, usual: Usual) -> Verdict | None:
     """What made the request slow, or made an attempt fail; None if no stage is out of line."""
-    late = [
-        (excess_s, part) for part in _parts(record) if (excess_s := usual.excess_s(part, record)) is not None
-    ]
+    found_s = ((usual.excess_s(part, record), part) for part in _parts(record))
+    late = [(excess_s, part) for excess_s, part in found_s if excess_s is not None]
     if not late:
         return None
     worst_s, worst = max(late, key=lambda each: (each[0], each[1].rule == "delay"))

@@ -46,7 +46,9 @@ class BenchSettings(FrontendFlags):
     concurrency: int = flag(8, "how many at a time", metavar="N", at_least=1, at_most=1000)
     isl: int = flag(256, "tokens of a prompt, about", metavar="N", at_least=1, at_most=_MOST_TOKENS)
     osl: int = flag(64, "tokens of an answer", metavar="N", at_least=1, at_most=_MOST_TOKENS)
-    timeout_s: float = flag(120.0, "a request that takes longer has failed", above=0, at_most=3600)
+    timeout_s: float = flag(
+        120.0, "a request that takes longer has failed", metavar="S", above=0, at_most=3600
+    )
     json: bool = flag(False, "figures as JSON")
 
 
@@ -148,15 +150,9 @@ class Load:
     def _ask(self, num_tokens: int) -> tuple[list[float], _Usage]:
         """Seconds until each visible token of one request, and its usage. Raises FrontendError."""
         words = " ".join(random.choices(_WORDS.split(), k=self._num_words))  # noqa: S311  no secret
-        body = {
-            "model": self.model,
-            "messages": [{"role": "user", "content": words}],
-            "max_tokens": num_tokens,
-            "min_tokens": num_tokens,
-            "ignore_eos": True,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
+        body = {"model": self.model, "messages": [{"role": "user", "content": words}], "stream": True}
+        body |= {"max_tokens": num_tokens, "min_tokens": num_tokens, "ignore_eos": True}
+        body |= {"stream_options": {"include_usage": True}}
         began_s, times_s, usage, rest = time.perf_counter(), list[float](), _Usage(), b""
         data, timeout_s = msgspec.json.encode(body), self._settings.timeout_s
         with self._client.send("/v1/chat/completions", data, timeout_s) as (_, parts):

@@ -90,6 +90,7 @@ def _look(client: Client) -> tuple[int, Group]:
     roles = {(i.model, i.role) for i in health.instances if i.role is Role.PREFILL or i.kv_transfer}
     absent = sorted({(m, role) for m, _ in roles for _, role in roles} - roles)
     problems = {
+        "unreachable": health.unreachable,
         "missing": health.missing,
         "model": [f"{model} has no {role.value} worker, other models have" for model, role in absent],
         "refused worker": health.refused,

@@ -96,7 +96,8 @@ def text(explained: Explained) -> str:
 
 def _timeline(record: Record) -> Iterator[str]:
     arrived = datetime.fromtimestamp(record.at_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    status = f"{record.status} {record.code}".strip() if record.status else f"running, now in {record.now}"
+    end = record.code or ("the client left" if record.disconnected else "")
+    status = f"{record.status} {end}".strip() if record.status else f"running, now in {record.now}"
     first = "" if record.first_token_s is None else f", first token after {_time(record.first_token_s)}"
     caller = f", key {record.caller}" if record.caller else ""
     yield f"{record.request_id}  {status}  {_time(record.duration_s or 0.0)}{first}"

@@ -54,7 +54,7 @@ class PlaneDouble:
     def lose(self, address: str, reason: str) -> None:
         raise NotImplementedError
 
-    is_reachable = False
+    is_reachable, problem = False, ""
 
     async def reachable(self) -> None:
         pass

@@ -94,6 +94,7 @@ class DynamoPlane:
 
     is_reachable = True
     """`Transport.is_reachable`: the runtime itself connects again."""
+    problem = ""
 
     async def reachable(self) -> None:
         """`Transport.reachable`: the runtime has started."""

@@ -418,19 +418,19 @@ async def feed(  # noqa: PLR0917  one call
             if last_ns:
                 gap_ns = now_ns - last_ns
                 if gap_ns > longest_ns:
-                    longest_ns = gap_ns
-                    leg.gap_s, leg.gap_at = gap_ns / 1e9, choice.num_tokens
+                    longest_ns, leg.gap_s, leg.gap_at = gap_ns, gap_ns / 1e9, choice.num_tokens
                 gaps[gap_ns // 1_000_000] += 1
             elif record.first_token_s is None:
                 record.first_token_s = now_ns / 1e9 - record.began_s
                 services.metrics.first_ms[int(record.first_token_s * 1000)] += 1
             if events := write(chunk):
+                leg.last_ns = -now_ns
                 await send(events)
-            last_ns = now_ns
             if blocked_s:
                 leg.blocked(max(blocked_s))
                 blocked_s.clear()
-                last_ns = clock_ns()
+                now_ns = clock_ns()
+            leg.num_tokens, leg.last_ns, last_ns = choice.num_tokens, now_ns, now_ns
             if choice.stopped:
                 break
     finally:

@@ -148,6 +148,8 @@ class Fleet:
         registered = self._registered()
         known = {w.worker_id for w in registered}
         missing = [] if ready else [f"{w.model}: decode" for w in registered] or ["prefill", "decode"]
+        away = {"NATS: requests wait for it": not self._transport.is_reachable}
+        away["the registry: new workers get no requests"] = bool(self._discovery.problem)
         return Health(
             status="healthy" if ready else "unhealthy",
             endpoints=sorted({w.endpoint for w in live}),
@@ -167,6 +169,7 @@ class Fleet:
             cold_pairs=[f"{w.worker_id} with {p}" for w in registered for p in w.cold_peers if p in known],
             refused_pairs=refused_pairs(registered),
             cut_pairs=self.cut.names(),
+            unreachable=[what for what, is_away in away.items() if is_away],
         )
 
     async def stats(self) -> list[tuple[WorkerInfo, WorkerStats]]:
@@ -174,10 +177,12 @@ class Fleet:
         return [(w, s) for w, s in await self.ask_all() if isinstance(s, WorkerStats)]
 
     async def ask_all(self) -> list[tuple[WorkerInfo, WorkerStats | BaseException]]:
-        """The statistics of every worker, or why there are none; one that cannot be reached is lost."""
-        registered = self.table.all()
-        found = await asyncio.gather(*map(self._ask, registered), return_exceptions=True)
-        answers = list(zip(registered, found, strict=True))
+        """The statistics of every worker that is not lost, or why there are none; one that cannot be reached
+        is lost."""
+        lost = self.table.of(State.LOST)
+        asked = [worker for worker in self.table.all() if worker not in lost]
+        found = await asyncio.gather(*map(self._ask, asked), return_exceptions=True)
+        answers = list(zip(asked, found, strict=True))
         self._tokens_per_step.clear()
         for worker, answer in answers:
             if isinstance(answer, WorkerLost):

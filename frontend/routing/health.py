@@ -33,7 +33,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     heartbeats, `refused` ones sent invalid tokens, compute other numbers or have a certificate of another
     authority; `doubts`: workers whose numbers or contexts differ, a model without a record. Pairs: the
     warm-up of `cold_pairs` failed, `refused_pairs` do not match, between `cut_pairs` no KV moved. Stuck
-    workers and cut pairs are excluded until a trial succeeds."""
+    workers and cut pairs are excluded until a trial succeeds. `unreachable`: NATS, the registry."""
 
     status: str
     endpoints: list[str]
@@ -47,6 +47,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     stuck: list[str] = []
     refused: list[str] = []
     doubts: list[str] = []
+    unreachable: list[str] = []
 
 
 Kind = Literal["joined", "left", "lost", "recovered", "cut", "restored", "refused", "full"]

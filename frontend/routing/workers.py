@@ -159,11 +159,11 @@ class Workers:
         return [entry.worker for entry in self._entries.values()]
 
     def shown(self) -> list[Entry]:
-        """Those of all registered workers; those too that ended without leaving, for a while, until another
-        has the name."""
+        """Those of all registered workers; for a while the last one too of each other name that ended without
+        leaving."""
         names, since_s = {entry.worker.label for entry in self._entries.values()}, _now_s() - _SHOWN_S
-        ended = [e for e in self._ended if e.worker.label not in names and e.away_since_s > since_s]
-        return [*self._entries.values(), *ended]
+        recent = {entry.worker.label: entry for entry in self._ended if entry.away_since_s > since_s}
+        return [*self._entries.values(), *(entry for name, entry in recent.items() if name not in names)]
 
     def has(self, worker: WorkerInfo) -> bool:
         """Whether a worker is registered, perhaps with other facts than before."""

@@ -13,14 +13,15 @@ from tests.serving_frontend import MODEL, Held, Workers, saying, serving
 pytestmark = pytest.mark.loops("uvloop")
 
 
-async def test_a_request_that_runs_is_shown_with_its_stage() -> None:
+async def test_a_request_that_runs_is_shown_with_its_stage_and_what_it_waits_for() -> None:
     held = Held()
     async with serving(Workers(d=held)) as frontend:
         asked = asyncio.ensure_future(frontend.complete())
         await held.began.wait()
         (found,) = (await frontend.get("/requests?running=1")).json()["requests"]
-        assert (found["record"]["status"], found["record"]["now"]) == (0, "stream")
-        assert found["record"]["num_prompt_tokens"] > 0
+        record = found["record"]
+        assert (record["status"], record["now"], record["num_completion_tokens"]) == (0, "stream", 1)
+        assert (record["num_prompt_tokens"], record["legs"][0]["gap_at"]) == (1, 1)  # since the first token
         held.goes_on.set()
         await asked
         assert (await frontend.get("/requests?running=1")).json()["requests"] == []

@@ -110,12 +110,17 @@ def test_streams_outlive_nats(
 
     harm(own_nats)
     wait_for(lambda: [process.text().count("plane=unreachable") for process in stack.processes] == away)
+    assert stack.health()["unreachable"] == ["NATS: requests wait for it"]
+    assert {each["reason"] for each in stack.get("/fleet").json()["workers"]} == {
+        "the NATS server is unreachable"
+    }
     repair(own_nats)
 
     read_all(streams, expected)
     stack.wait_idle()
     verdicts = [each["verdict"] for each in stack.get("/requests?failed=4").json()["requests"]]
     found = {(each["cause"], each["worker"]) for each in verdicts}
+    assert stack.health()["unreachable"] == []
     assert (len(verdicts), found) == (4, {("NATS could not be reached", "")})
 
 

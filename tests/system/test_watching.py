@@ -122,12 +122,7 @@ def test_bench_measures_what_was_sent_and_status_shows_it(stack: Stack) -> None:
         assert re.search(rf" {role} +ready ", row)
     assert len(lines[lines.index("SLOWEST of the last five minutes") + 1 :]) >= 5
     assert len([line for line in lines if re.search(r" joined", line)]) == 2
-
-
-def test_top_in_a_pipe_is_plain_text(stack: Stack) -> None:
-    run = piped(stack, "top", "--count", "2", "--interval", "0.1")
-    assert (run.returncode, run.stderr) == (0, "")
-    assert run.stdout.count("healthy: 1 prefill, 1 decode\n") == 2
+    assert piped(stack, "top", "--count", "2", "--interval", "0.1").stdout.count(lines[0]) == 2
 
 
 def test_top_fits_80_columns_and_survives_a_frontend_that_is_away(stack: Stack) -> None:

@@ -177,7 +177,7 @@ def test_a_long_prompt(calm: Stack) -> None:
     slow_stage(calm, "long-prompt", "render", "", lasted_s)
 
 
-def test_a_client_that_leaves(calm: Stack) -> None:
+def test_a_client_that_leaves(calm: Stack, capsys: Any) -> None:
     with Paused(0.8, process(calm, "prefill-0")):
         connection, rest = sent_but_its_end(calm, "left")
         connection.sendall(rest)
@@ -185,6 +185,8 @@ def test_a_client_that_leaves(calm: Stack) -> None:
         connection.close()
     lasted_s = explained(calm, "left")["record"]["duration_s"]  # until the frontend noticed
     assert slow_stage(calm, "left", "prefill", "prefill-0", lasted_s)["cause"] == "prefill-0 did not answer"
+    assert main(["why", "left", "--url", calm.url]) == 0
+    assert capsys.readouterr().out.startswith("left  499 the client left  ")
 
 
 HELD_UP = re.compile(r"this frontend stood still|the host of \S+( frontend)? was busy")

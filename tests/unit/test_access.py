@@ -98,13 +98,17 @@ async def test_the_load_is_logged_while_there_is_any(caplog: pytest.LogCaptureFi
     for status in (200, 200, 429):
         ended(services.metrics, status=status)
     services.metrics.of("refused_requests", "waited").value += 1
-    running = services.metrics.begin("/v1/completions")
+    running, queued = (services.metrics.begin("/v1/completions") for _ in range(2))
+    queued.leg(), queued.leg()
+    services.metrics.of("queued_requests").value = 2
     await asyncio.sleep(20)  # virtual time
     services.metrics.end(running)
+    services.metrics.records.end(queued)
+    services.metrics.of("queued_requests").value = 0
     await asyncio.sleep(30)  # virtual time
     busy = "load tokens_per_s=50.0 requests_per_s="
     assert [str(record.msg) for record in caplog.records] == [
-        f"{busy}0.3 running=1 queued=0 refused=1",
-        f"{busy}0.0 running=1 queued=0 refused=0",
+        f"{busy}0.3 running=1 queued=2 refused=1",
+        f"{busy}0.0 running=1 queued=2 refused=0",
         f"{busy}0.1 running=0 queued=0 refused=0",
     ]

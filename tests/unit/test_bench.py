@@ -14,9 +14,7 @@ def settings(*flags: str) -> BenchSettings:
 
 
 def test_percentiles_are_values_that_were_seen() -> None:
-    samples = [
-        Sample(began_s=0.0, duration_s=2.0, ttft_s=index / 1000, num_tokens=11) for index in range(1, 201)
-    ]
+    samples = [Sample(began_s=0.0, duration_s=2.0, ttft_s=ms / 1000, num_tokens=11) for ms in range(1, 201)]
     samples += [Sample(began_s=0.0, duration_s=2.0), Sample(began_s=1.0, duration_s=1.0, failure="429 full")]
     figures = figures_of(samples)
     assert figures["ttft_ms"] == {"mean": 100.5, "p50": 100.0, "p90": 180.0, "p99": 198.0, "max": 200.0}

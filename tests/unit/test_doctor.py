@@ -135,9 +135,8 @@ def _pair_of_decoders(facts: Facts) -> Facts:
 def _pair_of_20b(facts: Facts) -> Facts:
     folder = CONFIGS.with_name("gpt-oss-20b")
     modes: tuple[Mode, ...] = ("prefill", "decode")
-    workers = tuple(
-        worker_of(mode, gpu, folder / f"{mode}.yaml") for mode, gpu in zip(modes, "01", strict=True)
-    )
+    both = zip(modes, "01", strict=True)
+    workers = tuple(worker_of(mode, gpu, folder / f"{mode}.yaml") for mode, gpu in both)
     return replace(facts, model=MODEL_20B, workers=workers)
 
 
@@ -165,9 +164,7 @@ def test_the_shipped_configs_are_good_on_the_machine_they_are_for(path: Path) ->
 
 
 def test_each_row_of_the_table_is_found_somewhere() -> None:
-    assert {(row.severity, row.code) for row in TABLE} == {
-        (severity, code) for _, code, severity, _ in BROKEN
-    }
+    assert {(row.code, row.severity) for row in TABLE} == {row[1:3] for row in BROKEN}
 
 
 _KEYS = sorted(

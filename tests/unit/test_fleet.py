@@ -81,6 +81,9 @@ async def test_a_model_is_served_as_soon_as_it_has_a_decode_worker() -> None:
             fleet.served("m")
         assert raised.value.retry_after_s == 1
         assert fleet.health().missing == ["decode", "prefill"]
+        assert fleet.health().unreachable == ["NATS: requests wait for it"]
+        registry.is_reachable, registry.problem = True, "gone"
+        assert fleet.health().unreachable == ["the registry: new workers get no requests"]
 
         registry.show(worker("p1"))
         await until(lambda: fleet.health().instances)

@@ -78,13 +78,13 @@ async def test_the_parts_of_processes_are_added_but_workers_are_shown_once() -> 
     async def others(look: Look) -> list[Part]:
         """One has not yet counted this second, the other has; both had two first tokens in each."""
         looks.append(look.since_s)
-        counted = [
-            Second(at_s, {40: 99, 900: 1}, {}, {"tokens": 10}) for at_s in range(now_s - 30, now_s + 1)
-        ]
+        seconds = range(first_s, now_s + 1)
+        counted = [Second(at_s, {40: 99, 900: 1}, {}, {"tokens": 10}) for at_s in seconds]
         part = Part(num_running=3, stages={"stream": 3}, handoffs={("p1", "d1"): 2})
         return [replace(part, seconds=seconds) for seconds in (counted, counted[:-1])]
 
     async with shown(Registry(worker("p1"), worker("d1")), others=others) as (fleet, metrics, snapshots):
+        metrics.begin("/v1/x", "queued").leg()
         leg = metrics.begin("/v1/x", "r1").leg()
         leg.on(worker("p1"))
         fleet.handoffs["p1", "d1"] += 1
@@ -93,7 +93,7 @@ async def test_the_parts_of_processes_are_added_but_workers_are_shown_once() -> 
         await asyncio.sleep(2)  # virtual time
         later = await read(snapshots)
     assert body["num_running"] == 7
-    assert body["stages"] == {"prefill": 1, "stream": 6}
+    assert body["stages"] == {"prefill": 1, "stream": 6, "queue": 1}
     assert states(body) == {"p1": "ready", "d1": "ready"}
     assert body["pairs"] == [{"prefill": "p1", "decode": "d1", "state": "ready", "num_handoffs": 5}]
     assert body["tokens_per_s"] == pytest.approx(20, abs=4)  # the wall clock may go on meanwhile
@@ -131,6 +131,10 @@ async def test_a_worker_that_died_is_shown_until_another_takes_its_name(answers:
         await until(lambda: len(fleet.table.live()) == 2)
         await asyncio.sleep(2)  # virtual time
         assert states(await read(snapshots)) == {"d1": "ready", "p1": "ready"}
+        registry.dead.add("new")
+        registry.show(worker("d1"))
+        await asyncio.sleep(2)  # virtual time
+        assert [each["state"] for each in (await read(snapshots))["workers"]] == ["ready", "lost"]
 
 
 @jumping
@@ -148,6 +152,7 @@ async def test_a_worker_without_statistics_is_silent_or_lost_and_has_no_figures(
         assert states(body) == {"d1": "silent", "d2": "lost", "p1": "stuck"}
         assert [each["num_running"] for each in body["workers"]][:2] == [None, None]
         assert all(each["reason"] for each in body["workers"])
+        assert [found.worker_id for found, _ in await fleet.ask_all()] == ["d1", "p1"]
         assert {pair["state"] for pair in body["pairs"]} == {"away"}
 
 

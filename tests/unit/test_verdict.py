@@ -96,21 +96,15 @@ def failed(code: str, stage: Stage, lasted_s: float, prefill: str = "", decode: 
     [
         (failed("worker_lost", "prefill", 2.0, prefill="p2"), ("prefill", "p2", 2.0), "p2 was lost"),
         (failed("worker_lost", "decode_wait", 0.1, decode="d2"), ("decode_wait", "d2", 0.1), "d2 was lost"),
-        (
-            failed("handoff_stalled", "decode_wait", 2.0, prefill="p2", decode="d2"),
-            ("kv_move", "p2", 2.0),
-            "no KV came from p2 to d2",
-        ),
-        (
-            failed("broker_unavailable", "prefill", 3.0, prefill="p2"),
-            ("prefill", "", 3.0),
-            "NATS could not be reached",
-        ),
+        (failed("handoff_stalled", "decode_wait", 2.0, prefill="p2", decode="d2"), ("kv_move", "p2", 2.0),
+         "no KV came from p2 to d2"),
+        (failed("broker_unavailable", "prefill", 3.0, prefill="p2"), ("prefill", "", 3.0),
+         "NATS could not be reached"),
         (failed("new_code", "prefill", 1.0, prefill="p2"), ("prefill", "p2", 1.0), "p2 failed (new_code)"),
         (unsent("overloaded"), ("queue", "", 0.0), "all workers were busy"),
         (unsent("no_workers"), ("queue", "", 0.0), "no decode worker was live"),
     ],
-)
+)  # fmt: skip
 def test_what_failed_is_out_of_line_however_short(
     made: Record, expected: tuple[str, str, float], cause: str
 ) -> None:
