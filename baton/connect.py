@@ -215,7 +215,6 @@ def nats_options() -> dict[str, Any]:
 
 
 def _check_address(named: str, url: str, schemes: Sequence[str]) -> None:
-    """Raises ValueError."""
     try:
         parts = urlsplit(url)
         is_valid = parts.scheme in schemes and parts.hostname and parts.port != 0 and parts.path in ("", "/")

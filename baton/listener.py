@@ -151,14 +151,12 @@ class Listener:
             self._accept(1 + self._num_open() // 8)
 
     def _pause(self, pause_s: float) -> None:
-        """Do not accept for a moment."""
         self._loop.remove_reader(self._listener)
         if self._paused is not None:
             self._paused.cancel()
         self._paused = self._loop.call_later(pause_s, self._resume)
 
     def _accept(self, at_most: int) -> None:
-        """Accept up to `at_most` of the connections that wait."""
         for _ in range(at_most):
             try:
                 sock, _ = self._listener.accept()

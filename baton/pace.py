@@ -19,7 +19,6 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, liveness_s: float) -> "Pace":
-        """A worker is lost after `liveness_s` of silence."""
         tick_s = min(TICK_S, liveness_s / 4)
         return cls(tick_s=tick_s, num_silent=round(liveness_s / tick_s))
 

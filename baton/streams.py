@@ -268,7 +268,6 @@ class Plane:
             link.leave(call)
 
     def lose(self, address: str, reason: str) -> None:
-        """`Transport.lose`."""
         if (link := self._links.get(address)) is not None:
             link.lose(reason)
 
@@ -307,7 +306,6 @@ class WorkerLink:
         service.links.add(self)
 
     def receive(self, frame: bytes | bytearray) -> None:
-        """Process one frame of the caller; an invalid one drops the link."""
         try:
             for signal in self._reader.open(frame):
                 self._take(signal)

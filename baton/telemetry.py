@@ -59,7 +59,6 @@ class Formatter(logging.Formatter):
         self.is_json = form == "json"
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line; in text, those of the traceback too."""
         written = datetime.fromtimestamp(record.created).astimezone()
         head = [written.isoformat(timespec="milliseconds"), record.levelname, record.name]
         trace = self.formatException(record.exc_info) if record.exc_info else ""

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from tokenizers import Tokenizer
 
 import benchmarks  # noqa: F401  checks the packages
-from baton.messages import GenerateRequest, Role, Sampling
+from baton.messages import GenerateRequest, Sampling
 from frontend.harmony.conversation import AssistantTurn, Conversation, Tool, ToolCall, ToolResult, UserTurn
 from frontend.harmony.render import render
 from tools.demo_tokenizer import encode
@@ -93,7 +93,7 @@ class Way:
     def __init__(self, speculate: Any) -> None:
         pool = KvCacheSettings(max_tokens=32_768, enable_block_reuse=False)
         settings = EmbeddedSettings(kv_cache_config=pool, speculate=speculate)
-        self.engine = EmbeddedEngine(settings, model_path=MODEL, role=Role.DECODE, transceiver=None)
+        self.engine = EmbeddedEngine(settings, model_path=MODEL, transceiver=None)
         self.token_s: list[float] = []
         self.cpu_s: list[float] = []
         self.num_tokens = self.num_accepted = 0

@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from baton.messages import Role, Sampling
+from baton.messages import Sampling
 from tests.engine_calls import running
 from workers.engines.embedded.engine import EmbeddedEngine
 from workers.engines.embedded.scheduler import Scheduler, Sequence
@@ -15,9 +15,7 @@ from workers.kv.transceiver import CacheTransceiver
 BLOCK = 8  # tokens
 
 
-def new_engine(
-    checkpoint: Path, wire: CacheTransceiver | None = None, role: Role = Role.DECODE, **options: Any
-) -> EmbeddedEngine:
+def new_engine(checkpoint: Path, wire: CacheTransceiver | None = None, **options: Any) -> EmbeddedEngine:
     """An engine that is not started; `options` are settings, or those of the KV pool."""
     pool: dict[str, Any] = {
         name: options.pop(name) for name in ("enable_block_reuse", "max_tokens") if name in options
@@ -25,15 +23,15 @@ def new_engine(
     settings = EmbeddedSettings(
         kv_cache_config=KvCacheSettings(**{"tokens_per_block": BLOCK, "max_tokens": 2048, **pool}), **options
     )
-    return EmbeddedEngine(settings, model_path=checkpoint, role=role, transceiver=wire)
+    return EmbeddedEngine(settings, model_path=checkpoint, transceiver=wire)
 
 
 @asynccontextmanager
 async def started(
-    checkpoint: Path, wire: CacheTransceiver | None = None, role: Role = Role.DECODE, **options: Any
+    checkpoint: Path, wire: CacheTransceiver | None = None, **options: Any
 ) -> AsyncIterator[EmbeddedEngine]:
     """A started engine that must hold nothing at the end of the test."""
-    async with running(new_engine(checkpoint, wire, role, **options)) as (engine,):
+    async with running(new_engine(checkpoint, wire, **options)) as (engine,):
         yield engine
 
 

@@ -30,7 +30,6 @@ def _embedded(checkpoint: Path, role: Role, limits: Limits, *, speculates: bool 
     return embedded.new_engine(
         checkpoint,
         CacheTransceiver("127.0.0.1"),
-        role,
         max_batch_size=limits.max_batch_size,
         max_num_tokens=32,
         max_queue_size=limits.max_queue_size,

@@ -53,7 +53,6 @@ class Worker:
         self._idle.set()
 
     async def answer(self, request: Request) -> AsyncGenerator[Reply, None]:
-        """The replies to one request; closing the generator cancels the work."""
         if isinstance(request, StatsRequest):
             yield replace(self._engine.stats(), num_strange_messages=unauthenticated.num_messages)
             return

@@ -40,7 +40,6 @@ class Call:
     at a time."""
 
     def __init__(self, instance: "Instance", request: Request) -> None:
-        """Raises NotResumable, InvalidRequest."""
         from dynamo.runtime import Context  # noqa: PLC0415  of an extra
 
         self._instance = instance
@@ -97,7 +96,6 @@ class Call:
             self.end(None)
 
     async def _items(self) -> AsyncGenerator[Any, None]:
-        """What the worker sends."""
         instance = self._instance
         direct = instance.client.direct
         stream = await direct(self._body, instance.number, annotated=False, context=self._context)

@@ -119,7 +119,6 @@ class DynamoPlane:
             self._pulse = self._pulse or Pulse(TICK_S, self._tick)
 
     async def watch(self) -> AsyncGenerator[tuple[WorkerInfo, ...], None]:
-        """`Discovery.watch`."""
         shown: tuple[WorkerInfo, ...] | None = None
         num_empty = 0
         while True:
@@ -146,7 +145,6 @@ class DynamoPlane:
         return tuple(sorted((each.worker for each in found.values()), key=lambda worker: worker.worker_id))
 
     async def call(self, address: str, request: Request) -> AsyncGenerator[Reply, None]:
-        """`Transport.call`."""
         instance = self._instances.get(address)
         if instance is None:
             raise WorkerUnreached(f"{address} is not registered")
@@ -210,7 +208,6 @@ class DynamoPlane:
             return
 
     def lose(self, address: str, reason: str) -> None:
-        """`Transport.lose`."""
         if (instance := self._instances.get(address)) is not None:
             instance.lose(reason)
 
@@ -226,7 +223,6 @@ class DynamoPlane:
         return [call.task for instance in instances.values() for call in instance.calls]
 
     async def close(self) -> None:
-        """`Transport.close` and `Discovery.close`."""
         if self._pulse is not None:
             self._pulse.stop()
         if self._releasing:

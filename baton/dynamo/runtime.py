@@ -54,7 +54,6 @@ async def start_runtime(
 
 
 async def _accepts(url: str) -> bool:
-    """Whether something listens there."""
     parts = urlsplit(url)
     try:
         async with asyncio.timeout(_RETRY_S):

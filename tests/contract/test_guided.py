@@ -30,11 +30,11 @@ SEEDED: dict[str, Any] = {"temperature": 1.0, "seed": 11, "top_p": 0.95}
 SAMPLINGS = pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
 
 
-def embedded(role: Role) -> Engine:
+def embedded() -> Engine:
     settings = EmbeddedSettings(
         max_batch_size=8, max_num_tokens=64, kv_cache_config=KvCacheSettings(max_tokens=8192)
     )
-    return EmbeddedEngine(settings, model_path=DEMO, role=role, transceiver=choose_transceiver("TCP"))
+    return EmbeddedEngine(settings, model_path=DEMO, transceiver=choose_transceiver("TCP"))
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +48,8 @@ def prompt(tokenizer: ModelTokenizer) -> list[int]:
     return prompt_ids(talk, tokenizer)
 
 
-def started(*roles: Role) -> AbstractAsyncContextManager[list[Engine]]:
-    return running(*map(embedded, roles))
+def started(num_engines: int = 1) -> AbstractAsyncContextManager[list[Engine]]:
+    return running(*(embedded() for _ in range(num_engines)))
 
 
 @functools.cache
@@ -87,7 +87,7 @@ async def disaggregated(prefill: Engine, decode: Engine, request: GenerateReques
 async def test_the_answer_has_its_form_on_one_worker_or_two(
     case: str, sampling: dict[str, Any], tokenizer: ModelTokenizer, prompt: list[int]
 ) -> None:
-    async with started(Role.PREFILL, Role.DECODE) as (prefill, decode):
+    async with started(2) as (prefill, decode):
         request = ask(prompt, direct(answer_form(CASES[case])), **sampling)
         answer = await alone(decode, request)
         assert answer[-1] == tokenizer.special_ids[SpecialToken.RETURN]
@@ -103,7 +103,7 @@ async def test_a_demanded_call_is_made(
         [Tool(name="f", parameters=CASES["optional"]), Tool(name="g")],
         CallChoice(must_call=True, names=frozenset({"f"})),
     )
-    async with started(Role.PREFILL, Role.DECODE) as (prefill, decode):
+    async with started(2) as (prefill, decode):
         answer = await disaggregated(prefill, decode, ask(prompt, direct(form), **sampling))
         assert answer[-1] == tokenizer.special_ids[SpecialToken.CALL]
         _, text, [(name, arguments)] = parts_of(tokenizer, answer, {"f", "g"})
@@ -113,7 +113,7 @@ async def test_a_demanded_call_is_made(
 
 @SAMPLINGS
 async def test_a_resumed_answer_goes_on_exactly(sampling: dict[str, Any], prompt: list[int]) -> None:
-    async with started(Role.PREFILL, Role.DECODE) as (prefill, decode):
+    async with started(2) as (prefill, decode):
         form = answer_form(CASES["nested"])
         whole = await alone(decode, ask(prompt, form, **sampling))
         for num_generated in (len(whole) // 2, len(whole) - 2):
@@ -126,7 +126,7 @@ async def test_a_resumed_answer_goes_on_exactly(sampling: dict[str, Any], prompt
 async def test_guided_and_free_answers_run_side_by_side(prompt: list[int]) -> None:
     forms = [None, answer_form(CASES["nested"]), None, answer_form(CASES["array"])]
     requests = [ask(prompt, form, **SEEDED) for form in forms]
-    async with started(Role.DECODE) as (engine,):
+    async with started() as (engine,):
         expected = [await alone(engine, request) for request in requests]
         assert await asyncio.gather(*[alone(engine, request) for request in requests]) == expected
 
@@ -134,7 +134,7 @@ async def test_guided_and_free_answers_run_side_by_side(prompt: list[int]) -> No
 async def test_min_tokens_yields_to_the_form_and_logprobs_stay_the_models_own(
     tokenizer: ModelTokenizer, prompt: list[int]
 ) -> None:
-    async with started(Role.DECODE) as (engine,):
+    async with started() as (engine,):
         request = ask(prompt, direct(answer_form({"const": 1})), **GREEDY, min_tokens=240, logprobs=0)
         answer = await chunks(engine.decode(request))
         assert answer[-1].finish_reason == "stop"
@@ -147,7 +147,7 @@ async def test_min_tokens_yields_to_the_form_and_logprobs_stay_the_models_own(
 async def test_nothing_is_held_to_the_form_after_its_end(
     tokenizer: ModelTokenizer, prompt: list[int]
 ) -> None:
-    async with started(Role.DECODE) as (engine,):
+    async with started() as (engine,):
         form = direct(answer_form({"const": 1}))
         short = await alone(engine, ask(prompt, form, **GREEDY))
         long = await chunks(engine.decode(ask(prompt, form, **GREEDY, max_tokens=100, ignore_eos=True)))
@@ -157,7 +157,7 @@ async def test_nothing_is_held_to_the_form_after_its_end(
 
 @pytest.mark.parametrize("role", Role)
 async def test_what_cannot_be_enforced_is_refused_with_its_field(role: Role, prompt: list[int]) -> None:
-    async with started(role) as (engine,):
+    async with started() as (engine,):
         request = ask(prompt, answer_form({"not": {}}))
         run = engine.prefill(request) if role is Role.PREFILL else engine.decode(request)
         with pytest.raises(InvalidRequest, match="not") as caught:
@@ -166,7 +166,7 @@ async def test_what_cannot_be_enforced_is_refused_with_its_field(role: Role, pro
 
 
 async def test_a_resumed_answer_without_the_form_fails_alone(prompt: list[int]) -> None:
-    async with started(Role.DECODE) as (engine,):
+    async with started() as (engine,):
         neighbour = ask(prompt, answer_form(CASES["nested"]), **SEEDED)
         expected = await alone(engine, neighbour)
         wrong = ask([*prompt, 1, 2, 3], answer_form({"const": 1}), num_generated=3)
@@ -178,7 +178,7 @@ async def test_a_resumed_answer_without_the_form_fails_alone(prompt: list[int]) 
 
 async def test_a_schema_that_takes_too_long_keeps_no_other_request_waiting(prompt: list[int]) -> None:
     other = ask(prompt, direct(answer_form(CASES["optional"])), **SEEDED, max_tokens=10)
-    async with started(Role.DECODE) as (engine,):
+    async with started() as (engine,):
         expected = await alone(engine, other)
         slow = asyncio.create_task(alone(engine, ask(prompt, answer_form(ENDLESS["slow"]))))
         await asyncio.sleep(0)  # it is on its way
@@ -194,7 +194,7 @@ async def test_an_answer_whose_next_step_takes_too_long_keeps_no_other_waiting(
     head = tokenizer.encode_text('<|channel|>final<|message|>{"a":1,"b":', allow_special=True)
     other = ask(prompt, direct(answer_form(CASES["optional"])), **SEEDED, max_tokens=10)
     request = ask([*prompt, *head], answer_form(slow_inside()), num_generated=len(head))
-    async with started(Role.DECODE) as (engine,):
+    async with started() as (engine,):
         expected = await alone(engine, other)
         slow = asyncio.create_task(alone(engine, request))
         await asyncio.sleep(0)  # it is on its way

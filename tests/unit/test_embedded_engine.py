@@ -13,7 +13,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from baton.errors import DeadlineExceeded, HandoffFailed, WorkerLost
-from baton.messages import GenerateRequest, Guided, KvHandoff, Role
+from baton.messages import GenerateRequest, Guided, KvHandoff
 from tests.clock import jumping
 from tests.embedded import new_engine, started
 from tests.engine_calls import ask, handed_over, next_handoff, tokens
@@ -25,7 +25,7 @@ from workers.engines.embedded.engine import EmbeddedEngine
 @contextlib.asynccontextmanager
 async def handed(checkpoint: Path, wire: Wire, **options: Any) -> AsyncIterator[KvHandoff]:
     """The handoff of a prefill engine that keeps running meanwhile."""
-    async with started(checkpoint, wire, Role.PREFILL, **options) as prefill:
+    async with started(checkpoint, wire, **options) as prefill:
         async with handed_over(prefill, ask()) as handoff:
             yield handoff
         await until(lambda: wire.offers == {})
@@ -63,7 +63,7 @@ async def test_a_handoff_that_expires_in_the_queue_is_not_pulled(checkpoint: Pat
 
 async def test_the_same_buffers_serve_one_handoff_after_the_other(checkpoint: Path) -> None:
     wire = Wire()
-    async with started(checkpoint, wire, Role.PREFILL) as prefill, started(checkpoint, wire) as decode:
+    async with started(checkpoint, wire) as prefill, started(checkpoint, wire) as decode:
         for _ in range(3):
             async with contextlib.aclosing(prefill.prefill(ask())) as replies:
                 handoff = await next_handoff(replies)
@@ -147,7 +147,7 @@ async def test_the_deadline_counts_from_before_the_form_is_compiled(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, is_quick: bool
 ) -> None:
     wire = Wire()
-    prefill, decode = new_engine(checkpoint, wire, Role.PREFILL), new_engine(checkpoint, wire)
+    prefill, decode = new_engine(checkpoint, wire), new_engine(checkpoint, wire)
     await prefill.start()
     await decode.start()
     monkeypatch.setattr(decode, "_grammars", CompilingSlowly())

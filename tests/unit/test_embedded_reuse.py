@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from baton.errors import HandoffFailed
-from baton.messages import GenerateRequest, Role
+from baton.messages import GenerateRequest
 from tests.embedded import started
 from tests.engine_calls import ask, chunks, handed_over
 from tests.memory_wire import Wire
@@ -27,7 +27,7 @@ async def pair(
 ) -> AsyncIterator[tuple[EmbeddedEngine, EmbeddedEngine]]:
     """A prefill and a decode engine."""
     wire = wire or Wire()
-    async with started(checkpoint, wire, Role.PREFILL) as prefill, started(checkpoint, wire) as decode:
+    async with started(checkpoint, wire) as prefill, started(checkpoint, wire) as decode:
         yield prefill, decode
 
 

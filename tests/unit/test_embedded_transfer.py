@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from baton.errors import DeadlineExceeded
-from baton.messages import Role
 from tests.embedded import started
 from tests.engine_calls import ask, handed_over, tokens
 from tests.memory_wire import Wire
@@ -52,7 +51,7 @@ async def pulling(checkpoint: Path, wire: Wire) -> AsyncIterator[Pulling]:
     wire.hold.clear()
     async with (
         started(checkpoint, wire) as decode,
-        started(checkpoint, wire, Role.PREFILL) as prefill,
+        started(checkpoint, wire) as prefill,
         handed_over(prefill, ask()) as handoff,
     ):
         answer = asyncio.create_task(tokens(decode.decode(ask(handoff=handoff))))
@@ -105,7 +104,7 @@ async def test_kv_that_is_gathered_after_its_request_has_ended_is_not_offered_an
     checkpoint: Path, ends: type[BaseException]
 ) -> None:
     run, gather = threading.Event(), threading.Event()
-    async with started(checkpoint, Wire(), Role.PREFILL) as prefill:
+    async with started(checkpoint, Wire()) as prefill:
         steps = steps_of(prefill)
         before_the_step = asyncio.create_task(steps.on_thread(run.wait, PATIENCE_S))
         handing = asyncio.create_task(anext(prefill.prefill(ask())))

@@ -27,7 +27,7 @@ Weights = dict[str, torch.Tensor]
 
 async def scored(folder: Path, role: Role = Role.DECODE, **settings: Any) -> Scores:
     engine = EmbeddedEngine(
-        EmbeddedSettings(**settings), model_path=folder, role=role, transceiver=choose_transceiver("TCP")
+        EmbeddedSettings(**settings), model_path=folder, transceiver=choose_transceiver("TCP")
     )
     try:
         found = await score(engine, role, await engine.start())

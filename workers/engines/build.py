@@ -77,9 +77,7 @@ def _embedded(parsed: Parsed[WorkerSettings]) -> tuple[Engine, list[str]]:
             raise SettingsError(
                 f"cache_transceiver_config.backend: {wire} is unavailable: {error}; use DEFAULT or TCP"
             ) from error
-    engine = EmbeddedEngine(
-        loaded.settings, model_path=settings.model_path, role=settings.role, transceiver=transceiver
-    )
+    engine = EmbeddedEngine(loaded.settings, model_path=settings.model_path, transceiver=transceiver)
     return engine, loaded.lines()
 
 

@@ -58,7 +58,6 @@ class _Peer:
         self.agent.close()
 
     def end(self, read: _Read) -> None:
-        """Free a read's handle."""
         self.reads.remove(read)
         self.agent.release(read.handle)
         read.handle = None

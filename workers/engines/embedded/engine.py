@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from baton.errors import DeadlineExceeded, HandoffFailed, NotReady, WorkerLost
-from baton.messages import GenerateRequest, KvHandoff, Role, TokenChunk, WorkerStats
+from baton.messages import GenerateRequest, KvHandoff, TokenChunk, WorkerStats
 from workers.engine import EngineInfo
 from workers.engines.embedded.grammar import Grammars
 from workers.engines.embedded.runner import VERSIONS, Runner
@@ -33,11 +33,8 @@ class EmbeddedEngine:
         settings: EmbeddedSettings,
         *,
         model_path: Path,
-        role: Role,
         transceiver: CacheTransceiver | None,
     ) -> None:
-        if role is Role.PREFILL and transceiver is None:
-            raise ValueError("a prefill worker needs a transceiver: set cache_transceiver_config")
         self._settings = settings
         self._model_path = model_path
         self._transceiver = transceiver
@@ -73,7 +70,6 @@ class EmbeddedEngine:
         )
 
     async def prefill(self, request: GenerateRequest) -> AsyncGenerator[KvHandoff | TokenChunk, None]:
-        """Yield the handoff, or the finished answer. See `Engine.prefill`."""
         async with self._call(request, hands_off=True) as call:
             first = await call.next_chunk()
             assert first is not None

@@ -1,7 +1,7 @@
 """The KV pool's tensors: paged access for attention, gather and scatter for handoffs."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 import numpy as np
 import torch
@@ -30,29 +30,25 @@ def token_slots(blocks: Sequence[int], start: int, end: int, tokens_per_block: i
     return table[positions // tokens_per_block] * tokens_per_block + positions % tokens_per_block
 
 
+@dataclass(eq=False)
 class KvPool:
     """One tensor [layers, 2, kv heads, blocks, tokens per block, head dim] for K and V of every layer.
 
     Sliding-window layers keep all tokens too, so that all layers share one block table. All methods run on
     the compute thread."""
 
-    def __init__(
-        self,
-        shape: KvShape,
-        *,
-        num_blocks: int,
-        tokens_per_block: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        self.shape = shape
-        self.num_blocks = num_blocks
-        self.tokens_per_block = tokens_per_block
-        self.dtype = dtype
-        self.device = device
-        sizes = (len(shape.windows), 2, shape.num_kv_heads, num_blocks, tokens_per_block, shape.head_dim)
+    shape: KvShape
+    _: KW_ONLY
+    num_blocks: int
+    tokens_per_block: int
+    dtype: torch.dtype
+    device: torch.device
+
+    def __post_init__(self) -> None:
+        shape, blocks = self.shape, (self.num_blocks, self.tokens_per_block)
+        sizes = (len(shape.windows), 2, shape.num_kv_heads, *blocks, shape.head_dim)
         # Zeros: a masked key has weight 0, but 0 times a stray NaN is NaN.
-        self._blocks = torch.zeros(sizes, dtype=dtype, device=device)
+        self._blocks = torch.zeros(sizes, dtype=self.dtype, device=self.device)
         self._slots = self._blocks.flatten(3, 4)  # the same memory, token by token
 
     @property

@@ -115,7 +115,6 @@ class LibraryEngine:
         return self._info
 
     async def prefill(self, request: GenerateRequest) -> AsyncGenerator[KvHandoff | TokenChunk, None]:
-        """Yield the handoff, or the finished answer. See `Engine.prefill`, and above for its end."""
         self._check(request, moves_kv=True)
         if num_left(request, self._info.context_length) == 1:  # nothing to hand over, so nothing is pinned
             async with aclosing(self.decode(request)) as chunks:

@@ -43,17 +43,11 @@ def _complete(given: Given, mode: DisaggregationMode) -> None:
                 choose(given, MANAGER_V2, False)
         choose(given, TIMEOUT, KV_TIMEOUT_MS)
     complete_speculation(given, mode, GUESSING)
-    if mode == "agg":
-        return
-    _check_transfer(given)
-    if mode == "prefill" and value_of(given, OVERLAP_OFF) is False:
-        raise SettingsError(
-            f"{given[OVERLAP_OFF][1]}: {OVERLAP_OFF}: false: TensorRT-LLM does not support the overlap "
-            "scheduler on prefill workers; leave it out"
-        )
+    if mode != "agg":
+        _check_transfer(given, mode)
 
 
-def _check_transfer(given: Given) -> None:
+def _check_transfer(given: Given, mode: DisaggregationMode) -> None:
     backend, runtime = value_of(given, BACKEND), value_of(given, RUNTIME)
     if backend is None:
         raise SettingsError(
@@ -68,6 +62,8 @@ def _check_transfer(given: Given) -> None:
         (MANAGER_V2, runtime == "CPP" and value_of(given, MANAGER_V2) is True,
          "true does not work with the C++ transceiver; leave it out, or set backend: NIXL"),
         (BEAM_WIDTH, value_of(given, BEAM_WIDTH) not in (None, 1), "must be 1 for KV transfers"),
+        (OVERLAP_OFF, mode == "prefill" and value_of(given, OVERLAP_OFF) is False,
+         "false: TensorRT-LLM does not support the overlap scheduler on prefill workers; leave it out"),
     ):  # fmt: skip
         if is_wrong:
             raise SettingsError(f"{given[path][1]}: {path}: {why}")

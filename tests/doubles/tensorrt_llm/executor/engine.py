@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from baton.errors import BatonError, HandoffFailed, InvalidRequest
-from baton.messages import Role, TokenChunk, Usage
+from baton.messages import TokenChunk, Usage
 from tensorrt_llm.executor.result import RequestOutput, RequestPerfMetrics, Response, timing_metrics
 from tensorrt_llm.executor.translate import (
     FOREVER_S,
@@ -236,7 +236,6 @@ class Executor:
         return EmbeddedEngine(
             settings,
             model_path=Path(args.model),
-            role=Role.DECODE,
             transceiver=choose_transceiver("TCP") if config is not None and config.backend else None,
         )
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from baton.messages import KvHandoff, Role
+from baton.messages import KvHandoff
 from workers.engines.embedded.settings import CacheTransceiverSettings, EmbeddedSettings, KvCacheSettings
 from workers.kv.transceiver import choose_transceiver
 
@@ -68,6 +68,5 @@ def embedded_engine(config: Any) -> "EmbeddedEngine":
     return EmbeddedEngine(
         settings,
         model_path=Path(config.args.model),
-        role=Role.DECODE,
         transceiver=choose_transceiver("TCP") if config.kv_transfer_config is not None else None,
     )
