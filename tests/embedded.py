@@ -40,7 +40,7 @@ def scheduler(*, num_blocks: int = 100, reuses_blocks: bool = False, **options: 
     pool = KvCacheSettings(tokens_per_block=4, enable_block_reuse=reuses_blocks)
     values: dict[str, Any] = {"max_batch_size": 4, "max_num_tokens": 16, "kv_cache_config": pool}
     settings = EmbeddedSettings(**(values | options))
-    return Scheduler(settings, num_blocks=num_blocks, context_length=64)
+    return Scheduler(settings, num_blocks=num_blocks, context_length=64, vocab_size=1000)
 
 
 def sequence(

@@ -60,7 +60,7 @@ def test_a_long_prompt_is_scored_piece_by_piece(checkpoint: Path, monkeypatch: p
         settings = EmbeddedSettings(
             max_batch_size=1, max_num_tokens=25, kv_cache_config=KvCacheSettings(tokens_per_block=8)
         )
-        scheduler = Scheduler(settings, num_blocks=8, context_length=64)
+        scheduler = Scheduler(settings, num_blocks=8, context_length=64, vocab_size=256)
         sampling = Sampling(max_tokens=1, seed=0, temperature=0.0, prompt_logprobs=1)
         sequence = Sequence(prompt(40), 40, sampling, 41)
         scheduler.add(sequence)

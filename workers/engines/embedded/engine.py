@@ -13,7 +13,7 @@ from workers.engine import EngineInfo
 from workers.engines.embedded.grammar import Grammars
 from workers.engines.embedded.runner import VERSIONS, Runner
 from workers.engines.embedded.sampling import Sampled
-from workers.engines.embedded.scheduler import Phase, Scheduler, Sequence, new_sequence
+from workers.engines.embedded.scheduler import Phase, Scheduler
 from workers.engines.embedded.settings import EmbeddedSettings
 from workers.engines.embedded.steps import Call, StepLoop
 from workers.engines.embedded.transfer import handoff_of, opened
@@ -54,7 +54,10 @@ class EmbeddedEngine:
         runner = await loop.run_in_executor(self._thread, Runner, self._settings, self._model_path, on_device)
         self._grammars = await asyncio.to_thread(Grammars, self._model_path, runner.vocab_size)
         scheduler = Scheduler(
-            self._settings, num_blocks=runner.pool.num_blocks, context_length=runner.context_length
+            self._settings,
+            num_blocks=runner.pool.num_blocks,
+            context_length=runner.context_length,
+            vocab_size=runner.vocab_size,
         )
         max_calls = self._settings.max_batch_size + self._settings.max_queue_size
         self._steps = StepLoop(runner, self._thread, scheduler, max_calls)
@@ -104,7 +107,8 @@ class EmbeddedEngine:
                 yield chunk
 
     def num_lacking_tokens(self, request: GenerateRequest) -> int:
-        return self._ready().scheduler.num_lacking(self._new_sequence(request, hands_off=False))
+        scheduler = self._ready().scheduler
+        return scheduler.num_lacking(scheduler.sequence(request, hands_off=False))
 
     def stats(self) -> WorkerStats:
         steps = self._steps
@@ -190,19 +194,10 @@ class EmbeddedEngine:
             raise NotReady("the engine is not running")
         return self._steps
 
-    def _new_sequence(self, request: GenerateRequest, *, hands_off: bool) -> Sequence:
-        runner = self._ready().runner
-        return new_sequence(
-            request,
-            context_length=runner.context_length,
-            vocab_size=runner.vocab_size,
-            hands_off=hands_off,
-        )
-
     @asynccontextmanager
     async def _call(self, request: GenerateRequest, *, hands_off: bool) -> AsyncGenerator[Call, None]:
         """A call, open during the context. A TimeoutError is its deadline's."""
-        sequence = self._new_sequence(request, hands_off=hands_off)
+        sequence = self._ready().scheduler.sequence(request, hands_off=hands_off)
         deadline_at = asyncio.get_running_loop().time() + request.deadline_s
         try:
             if request.sampling.guided is not None:

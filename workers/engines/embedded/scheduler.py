@@ -108,7 +108,9 @@ class Scheduler:
 
     So it cannot deadlock: every admitted sequence can finish without another block."""
 
-    def __init__(self, settings: EmbeddedSettings, *, num_blocks: int, context_length: int) -> None:
+    def __init__(
+        self, settings: EmbeddedSettings, *, num_blocks: int, context_length: int, vocab_size: int
+    ) -> None:
         self._tokens_per_block = settings.kv_cache_config.tokens_per_block
         self.ledger = BlockLedger(num_blocks)
         self.num_cached_tokens = self.num_accepted_guesses = self.num_rejected_guesses = 0
@@ -116,6 +118,7 @@ class Scheduler:
         self._max_num_tokens = settings.max_num_tokens
         self._reuses_blocks = settings.kv_cache_config.enable_block_reuse
         self._context_length = context_length
+        self._vocab_size = vocab_size
         self._waiting: deque[Sequence] = deque()
         self._admitted: dict[Sequence, None] = {}  # in order of admission; running or pulling
 
@@ -127,6 +130,22 @@ class Scheduler:
     @property
     def num_running(self) -> int:
         return len(self._admitted)
+
+    def sequence(self, request: GenerateRequest, *, hands_off: bool) -> Sequence:
+        """That of a request, to be added. Blocks are reserved for its whole answer or, if it hands off, its
+        prompt. Raises InvalidRequest."""
+        check_request(request, self._vocab_size, self._context_length)
+        num_new_tokens = 0 if hands_off else num_left(request, self._context_length)
+        return Sequence(
+            token_ids=list(request.token_ids),
+            num_prompt=request.num_prompt_tokens,
+            sampling=request.sampling,
+            num_reserved=len(request.token_ids) + num_new_tokens,
+            pulls_kv=request.handoff is not None and not hands_off,
+            hands_off=hands_off,
+            priority=request.priority,
+            chain=Chain(request.cache_salt),
+        )
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence; its reservation must fit an empty pool, or it is never admitted."""
@@ -288,24 +307,3 @@ def _next_work(sequence: Sequence, num_tokens: int, guessed: Collection[int] = (
     end = start + num_tokens
     token_ids = [*sequence.token_ids[start:end], *guessed]
     return Work(sequence, start, token_ids, end == len(sequence.token_ids), len(guessed))
-
-
-def new_sequence(
-    request: GenerateRequest, *, context_length: int, vocab_size: int, hands_off: bool
-) -> Sequence:
-    """A waiting sequence with the number of blocks to reserve: for its whole answer or, if it hands off, its
-    prompt.
-
-    Raises InvalidRequest."""
-    check_request(request, vocab_size, context_length)
-    num_tokens = len(request.token_ids)
-    return Sequence(
-        token_ids=list(request.token_ids),
-        num_prompt=request.num_prompt_tokens,
-        sampling=request.sampling,
-        num_reserved=num_tokens + (0 if hands_off else num_left(request, context_length)),
-        pulls_kv=request.handoff is not None and not hands_off,
-        hands_off=hands_off,
-        priority=request.priority,
-        chain=Chain(request.cache_salt),
-    )
