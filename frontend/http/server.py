@@ -74,7 +74,8 @@ class _Cycle(RequestResponseCycle):
             began_s = time.perf_counter()
             await self.flow.drain()
             cast("Scope", self.scope)["blocked_s"].append(time.perf_counter() - began_s)
-        if self.disconnected:
+        is_head = self.scope["method"] == "HEAD"
+        if self.disconnected or (is_head and self.response_complete):
             return
         assert not self.response_complete, "the answer has ended"
         if not self.response_started:
@@ -82,8 +83,8 @@ class _Cycle(RequestResponseCycle):
             self._head = self._begin(message["status"], message["headers"])
             return
         body, is_last = message["body"], not message.get("more_body", False)
-        if self.scope["method"] == "HEAD":
-            body = b""
+        if is_head:  # of a stream, too: the next request waits for the end
+            body, is_last = b"", True
         elif self.chunked_encoding:
             end = b"0\r\n\r\n" if is_last else b""
             body = b"%x\r\n%b\r\n%b" % (len(body), body, end) if body else end

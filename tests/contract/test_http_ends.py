@@ -179,6 +179,15 @@ async def test_a_client_that_closes_is_gone_before_its_answer_is_ready(asked: by
         await until(lambda: scene.num_gone == 1)
 
 
+async def test_an_answer_to_head_ends_with_its_head() -> None:
+    async with Scene() as scene:
+        scene.may_finish.clear()
+        reader, _ = await scene.connect(b"HEAD /?stream HTTP/1.1\r\nhost: x\r\n\r\n" * 2)
+        async with asyncio.timeout(PATIENCE_S):
+            heads = [await reader.readuntil(b"\r\n\r\n") for _ in range(2)]
+        assert [head[:15] for head in heads] == [b"HTTP/1.1 200 OK"] * 2
+
+
 async def test_a_client_that_ends_its_side_within_a_request_gets_nothing() -> None:
     async with Scene() as scene:
         reader, writer = await scene.connect((POST % b"1.1")[:-1])
