@@ -112,9 +112,7 @@ _OF_WORKERS = {
     "num_strange_messages": ("worker_unauthenticated_messages", _counter("Of unknown senders.", _WORKER)),
 }
 """The metric of each field of WorkerStats."""
-_KINDS = _TABLE | dict(_OF_WORKERS.values())
-MERGED_FIGURES = {name for name, kind in _KINDS.items() if kind.merge is max or kind.labels == _WORKER}
-"""Figures of the fleet, which each frontend shows: dashboards take the largest, not the sum."""
+KINDS = _TABLE | dict(_OF_WORKERS.values())
 _OLD = {field: name for field, (name, kind) in _OF_WORKERS.items() if field != name or kind.type == "counter"}
 for _field in ("kv_move_s", "num_accepted_guesses", "num_rejected_guesses"):
     del _OLD[_field]  # promtool refuses the unit of the first; the others are new
@@ -274,7 +272,7 @@ class Metrics:
         self.of("lost_log_lines").value = num_lost_lines()
         self.note_gaps()
         self._note_running()
-        found: Samples = {name: {} for name in _KINDS}
+        found: Samples = {name: {} for name in KINDS}
         for (name, *values), series in self._series.items():
             found[name] |= _samples_of(name, dict(zip(_TABLE[name].labels, values, strict=True)), series)
         return found
@@ -290,14 +288,14 @@ class Metrics:
         Names of API keys only if `with_keys`."""
         found = self.samples()
         for name, values in (each for samples in others for each in samples.items()):
-            mine, merge = found[name], _KINDS[name].merge
+            mine, merge = found[name], KINDS[name].merge
             mine |= {key: merge(mine[key], value) if key in mine else value for key, value in values.items()}
         for info, stats in workers:
             labels = {"worker": info.label, "role": info.role.value}
             for field, (name, _) in _OF_WORKERS.items():
                 found[name][sample_name(_full(name), labels)] = getattr(stats, field)
         lines: list[str] = []
-        for name, kind in _KINDS.items():
+        for name, kind in KINDS.items():
             if with_keys or "key" not in kind.labels:
                 lines += _family(_full(name), kind.type, kind.help, found[name])
         for old, new in _OLD.items():
@@ -307,11 +305,11 @@ class Metrics:
 
 
 def _full(name: str) -> str:
-    return f"{name}_total" if _KINDS[name].type == "counter" else name
+    return f"{name}_total" if KINDS[name].type == "counter" else name
 
 
 def _samples_of(name: str, labels: dict[str, str], series: Series) -> Iterator[tuple[str, float]]:
-    if not _KINDS[name].bounds:
+    if not KINDS[name].bounds:
         yield sample_name(_full(name), labels), series.value
         return
     for bound, total in zip(series.bounds, accumulate(series.counts), strict=True):

@@ -7,7 +7,6 @@ import math
 import socket
 import time
 from contextlib import suppress
-from http import HTTPStatus
 from types import SimpleNamespace
 from typing import cast
 
@@ -299,11 +298,8 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
         elif not self.transport.is_closing():
             body = msgspec.json.encode(ErrorBody.of(error))
-            head = (
-                f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\n"
-                f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
-            )
-            self.transport.write(head.encode() + body)
+            headers = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close" % len(body)
+            self.transport.write(b"%b%b\r\n\r\n%b" % (STATUS_LINE[error.status], headers, body))
             if self.transport.can_write_eof():  # not over TLS
                 self.transport.write_eof()
             self._expect()
