@@ -60,10 +60,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 # They use the same stack of embedded workers, which each process of pytest's would start.
 DEMO_FILES = frozenset(
     f"tests/system/test_{name}.py"
-    for name in (
-        *("agents_sdk", "balancer", "examples", "gpt_oss_clients", "guided_stack", "openai_sdk", "responses"),
-        "serving",
-    )
+    for name in ("balancer", "examples", "gpt_oss_clients", "guided_stack", "openai_sdk", "serving")
 )
 
 
