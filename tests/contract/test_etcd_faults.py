@@ -19,7 +19,7 @@ from tests.registry import Onlooker, etcd_api, onlooker, worker
 from tests.waiting import FAILOVER_S, scaled, until
 
 TTL_S = scaled(2.0)
-HEAL_S = scaled(8.0)
+HEAL_S = FAILOVER_S
 AWAY = "registry=unreachable"
 
 
