@@ -17,10 +17,10 @@ from baton.tcp import TcpTransport, UnixTransport
 from baton.transport import Respond, Transport
 from tests.certificates import shared_peer
 from tests.scripted_workers import worker
-from tests.waiting import PATIENCE_S, scaled
+from tests.waiting import PATIENCE_S
 
 Stream = AsyncGenerator[Reply, None]
-LIVENESS_S = scaled(10.0)
+LIVENESS_S = PATIENCE_S  # a machine that stands still for a moment is no fault
 DYNAMO_PATH = "tests.worker.generate"
 HANDOFF = KvHandoff(
     worker_id="w", incarnation="i", first_token=7, num_prompt_tokens=3, ttl_s=1.5, engine_state=b"\x00\xff"
@@ -108,7 +108,7 @@ def a_request(max_tokens: int = 3, token_ids: list[int] | None = None) -> Genera
         model="m",
         token_ids=token_ids or [1, 2, 3],
         sampling=Sampling(max_tokens=max_tokens, seed=2**63 - 1, logit_bias={5: -1.5}, stop_token_ids=(9,)),
-        deadline_s=9.5,
+        deadline_s=PATIENCE_S,
         handoff=HANDOFF,
     )
 

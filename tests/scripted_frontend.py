@@ -28,6 +28,7 @@ from frontend.routing.workers import Event, State, Workers
 from frontend.text.tokenizer import ModelTokenizer, ServedModel, SpecialToken
 from frontend.turn.seal import Seal
 from tests.scripted_workers import sampled
+from tests.waiting import PATIENCE_S
 
 MODEL = "toy/gpt-oss"
 CONTEXT_LENGTH = 4096
@@ -310,7 +311,7 @@ async def frontend(
     state = ResponseState(ResponseStore(":memory:" if path is None else str(path)))
     await state.store.open()
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             yield Client(ScriptedTokens(*texts, **(script or {})), responses=state, **settings)
     finally:
         await state.close()

@@ -61,7 +61,7 @@ async def test_it_reconnects_after_any_number_of_attempts_and_is_limited_as_befo
         own_nats.kill()
         await until(lambda: num_attempts >= 5 * num_outages)  # noqa: B023  awaited here
         await asyncio.to_thread(own_nats.start)
-        async with asyncio.timeout(scaled(10)):
+        async with asyncio.timeout(PATIENCE_S):
             await transport.reachable()
     (connection,) = connections_to(own_nats.url)
     assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 10_000
@@ -216,7 +216,7 @@ async def test_a_process_that_is_cut_off_with_unsent_data_connects_again(nats_se
             relay.cut()
             with pytest.raises(WorkerLost):
                 await tokens(running)
-            async with asyncio.timeout(scaled(15)):
+            async with asyncio.timeout(PATIENCE_S):
                 await eventually(lambda: caller.call(address, a_request()))
         await worker.close()
 
@@ -231,7 +231,7 @@ async def test_an_idle_process_that_is_cut_off_connects_again(nats_server: str) 
             with contextlib.suppress(WorkerLost):
                 while True:  # until what the relay had begun to read is through
                     await tokens(caller.call(address, a_request()))
-            async with asyncio.timeout(scaled(15)):
+            async with asyncio.timeout(PATIENCE_S):
                 await eventually(lambda: caller.call(address, a_request()))
         await worker.close()
 

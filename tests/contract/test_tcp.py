@@ -20,7 +20,7 @@ from baton.telemetry import unauthenticated
 from tests.certificates import shared_peer
 from tests.clock import jumping, now_s
 from tests.planes import Endless, Stream, a_request, count_up, flood, tokens
-from tests.waiting import PATIENCE_S, scaled, until
+from tests.waiting import PATIENCE_S, until
 
 NUM_ADMITTED = 32
 
@@ -267,7 +267,7 @@ async def test_without_descriptors_an_unknown_caller_makes_room_for_a_caller() -
 async def test_a_worker_hangs_up_on_noise_and_serves_on(noise: bytes) -> None:
     async with transports(1) as (worker,), worker.serve("w", count_up) as address:
         num_before = unauthenticated.num_messages
-        async with raw_connection(address) as (reader, writer), asyncio.timeout(scaled(1.0)):
+        async with raw_connection(address) as (reader, writer), asyncio.timeout(PATIENCE_S):
             writer.write(noise)
             await reader.read()  # it has closed the connection
         assert unauthenticated.num_messages == num_before + 1
@@ -282,7 +282,7 @@ async def test_a_caller_without_the_workers_name_does_not_learn_it(version: int,
     async with transports(1) as (worker,), worker.serve("w", count_up) as address:
         secret = address.rpartition(".")[2]
         num_before = unauthenticated.num_messages
-        async with raw_connection(address) as (reader, writer), asyncio.timeout(scaled(1.0)):
+        async with raw_connection(address) as (reader, writer), asyncio.timeout(PATIENCE_S):
             hello = msgspec.msgpack.encode((0, [frames.Hello(version, "w.guess")]))
             writer.write(frames.with_length(hello))
             answer = await reader.read()

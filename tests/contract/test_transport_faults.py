@@ -24,7 +24,7 @@ from tests.planes import Endless, Plane, a_request, count_up, eventually, tokens
 from tests.tcp_balancer import TcpBalancer
 from tests.waiting import FAILOVER_S, PATIENCE_S, scaled, signal_process
 
-SOON_S = scaled(5.0)
+SOON_S = FAILOVER_S
 LIVENESS_S = scaled(1.0)
 SHORT_LIVENESS_S = scaled(0.2)
 CALLER_LIVENESS_S = scaled(2.0)
@@ -193,7 +193,7 @@ async def test_calls_fail_while_nats_is_away_and_work_when_it_is_back(
 
 async def test_without_a_nats_server_calls_and_workers_fail_within_the_connect_timeout() -> None:
     transport = NatsTransport(f"nats://user:secret@127.0.0.1:{free_port()}")
-    async with asyncio.timeout(scaled(8)):
+    async with asyncio.timeout(FAILOVER_S):
         calls = [tokens(transport.call("nats://baton.v1.worker.w.1", a_request())) for _ in range(9)]
         failures = await asyncio.gather(*calls, return_exceptions=True)
         with pytest.raises(ConnectionError):

@@ -10,6 +10,7 @@ import pytest
 
 from baton.process import NotStarted, first_of, needed
 from tests.clock import jumping, run_jumping
+from tests.waiting import PATIENCE_S
 
 # A process that reports when it listens and when it was asked to end, and then takes time.
 DRAINING = """
@@ -39,7 +40,7 @@ def ended(speed: str, *signals: signal.Signals) -> tuple[int, list[str]]:
         for number in signals:
             process.send_signal(number)
             lines.append(process.stdout.readline().strip())
-        return process.wait(20), lines
+        return process.wait(PATIENCE_S), lines
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
