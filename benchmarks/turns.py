@@ -15,8 +15,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import benchmarks  # noqa: F401  checks the packages
+from benchmarks.tool_conversation import Turn, answers_of, converse
 from tests.stack import Stack
-from tests.tool_conversation import Turn, answers_of, converse
 
 NUM_TURNS = 10
 # Flags of the frontend, and whether requests may find KV.

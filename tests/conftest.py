@@ -60,7 +60,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 # They use the same stack of embedded workers, which each process of pytest's would start.
 DEMO_FILES = frozenset(
     f"tests/system/test_{name}.py"
-    for name in ("balancer", "examples", "gpt_oss_clients", "guided_stack", "openai_sdk", "serving")
+    for name in ("balancer", "examples", "gpt_oss_clients", "openai_sdk", "serving")
 )
 
 

@@ -72,16 +72,20 @@ def num_descriptors() -> int:
 
 
 async def test_a_client_that_trusts_the_authority_is_answered_and_a_plain_one_is_not(
-    authority: Authority,
+    authority: Authority, tmp_path: Path
 ) -> None:
-    context = server_context(*authority.sign("server"))
-    async with Door(lambda: context) as door:
+    contexts = [server_context(*authority.sign("server"))]
+    async with Door(lambda: contexts[-1]) as door:
         assert (await door.get(authority.client())).endswith(b"\r\n\r\nhttps")
         assert await door.get(None) == b""
         old = authority.client()
         with pytest.warns(DeprecationWarning, match="TLSv1_1"):
             old.minimum_version = old.maximum_version = ssl.TLSVersion.TLSv1_1
         assert await door.get(old) == b""
+        another = Authority(tmp_path / "another")
+        contexts.append(server_context(*another.sign("server")))  # renewed while it serves
+        assert await door.get(authority.client()) == b""
+        assert (await door.get(another.client())).endswith(b"\r\n\r\nhttps")
 
 
 async def test_with_a_clients_authority_only_its_clients_are_answered(

@@ -14,13 +14,12 @@ import pytest
 from tests.stack import ROOT, Stack
 from tests.waiting import PATIENCE_S
 
+AGENTS_ITEMS = ["  reasoning_item\n  tool_call_item\n  tool_call_output_item\n  reasoning_item\n", "372045"]
 # What a run prints, apart from the model's own text.
 EXAMPLES = {
     "tool_calling.py": ["reasoning:", "tool: get_system_health({})", "assistant:"],
-    **dict.fromkeys(
-        ("agents_tools.py chat", "agents_tools.py responses"),
-        ["  reasoning_item\n  tool_call_item\n  tool_call_output_item\n", "  message_output_item\n", "372045"],
-    ),
+    "agents_tools.py chat": AGENTS_ITEMS,
+    "agents_tools.py responses": AGENTS_ITEMS,
     "responses_state.py": ["tool: get_system_health({})", "kept: ['message', 'reasoning', 'function_call',"],
     "structured_output.py": ["chat: Report(", "response: Report(", "call: Report("],
 }
