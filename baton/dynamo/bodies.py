@@ -45,8 +45,7 @@ _Chunks = AsyncIterator[wire.DynamoChunk]
 
 
 def dynamo_body(request: Request, worker: WorkerInfo) -> Any:
-    """The request as Dynamo's worker gets it; one for statistics as a canary. Raises NotResumable,
-    InvalidRequest."""
+    """The request as Dynamo's worker gets it, or a canary. Raises NotResumable, InvalidRequest."""
     if isinstance(request, GenerateRequest):
         return msgspec.to_builtins(dynamo_request(request, worker.role))
     if isinstance(request, StatsRequest):
@@ -102,8 +101,7 @@ def release_request(request: GenerateRequest, handoff: KvHandoff) -> GenerateReq
 
 
 def _is_resumable(sampling: Sampling) -> bool:
-    """Whether an answer goes on exactly if its tokens so far are a prompt: nothing is drawn, and nothing
-    depends on where the prompt ends."""
+    """Whether an answer goes on exactly after a prompt: nothing is drawn or depends on the prompt's end."""
     is_greedy = sampling.temperature == 0 or sampling.top_p == 0
     return is_greedy and not (sampling.guided or sampling.frequency_penalty or sampling.presence_penalty)
 

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from dynamo.runtime import Client
 
 CANARY_S = 7.0
-"""How long an engine of Dynamo's may leave a canary unanswered; longer by the length of the longest prompt
-that waits, since it may compute that first."""
+"""How long an engine of Dynamo's may leave a canary unanswered, on top of computing the longest prompt."""
 _CANARY_LIMIT_S = 70.0
 _TOKENS_PER_S = 4000
 _STOP_S = 5.0
@@ -36,8 +35,7 @@ _numbers = itertools.count()
 
 class Call:
     """One running call; `handoff` is what prefill answered. A task of its own reads the binding's stream,
-    since callers advance a generator from several tasks. Dynamo's runtime refuses two calls with the same id
-    at a time."""
+    since callers advance a generator from several tasks. No two calls may have one id at a time."""
 
     def __init__(self, instance: "Instance", request: Request) -> None:
         from dynamo.runtime import Context  # noqa: PLC0415  of an extra
@@ -63,8 +61,7 @@ class Call:
         self.leave()
 
     def leave(self) -> None:
-        """Stop the worker's work, which ends the stream at once; but not before the worker has the request,
-        for which KV may be held."""
+        """Stop the worker's work, which ends the stream, once the worker has the request: KV may be held."""
         if not self._is_left and not self.task.done():
             self._is_left = True
             self.replies.leave()

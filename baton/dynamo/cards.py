@@ -29,8 +29,7 @@ MAX_QUEUE_SIZE = 256
 
 @lru_cache(MAX_WORKERS)
 def worker_of(path: str, instance: int, text: str) -> WorkerInfo | None:
-    """The worker that registered this card at the endpoint `path`; None, with a line in the log, if the text
-    is not a card."""
+    """The worker that registered this card at the endpoint `path`; None, with a log line, if it is no card."""
     try:
         if len(text) > MAX_CARD_BYTES:
             raise msgspec.ValidationError(f"longer than {MAX_CARD_BYTES} bytes")

@@ -35,8 +35,7 @@ class _HttpError(msgspec.Struct):
 
 
 def error_of(error: Exception, worker: WorkerInfo, *, has_handoff: bool) -> BatonError:
-    """What ended a call. A worker that refuses a request with a handoff refuses that: prefill has taken the
-    rest."""
+    """What ended a call. A worker that refuses a request with a handoff refuses the handoff."""
     text = re.sub("^(ValueError|Exception): ", "", f"{type(error).__name__}: {error}")
     _, kind, sentence = next(each for each in _ERRORS if re.match(each[0], text))
     if kind is InvalidRequest and has_handoff:

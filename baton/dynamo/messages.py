@@ -15,8 +15,7 @@ _Penalty = Annotated[float, Meta(ge=-2, le=2)]
 
 
 class StopConditions(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """When an answer ends. Workers leave a hidden stop token out of the text, TensorRT-LLM's out of the ids,
-    too; `max_tokens` must be sent."""
+    """When an answer ends; `max_tokens` must be sent. TensorRT-LLM's ids lack a hidden stop token."""
 
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
     min_tokens: Annotated[int, Meta(ge=0)] | None = None
@@ -85,8 +84,7 @@ class CompletionUsage(msgspec.Struct, kw_only=True):
 
 
 class PrefillResult(msgspec.Struct, kw_only=True):
-    """What decode gets of prefill's answer. `disaggregated_params` are the engine's, passed on verbatim; the
-    mocker's are a string."""
+    """What decode gets of prefill's answer. `disaggregated_params` are the engine's, or a string."""
 
     disaggregated_params: Any = None
     prompt_tokens_details: PromptDetails | None = None
@@ -143,8 +141,7 @@ class DynamoChunk(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class RuntimeConfig(msgspec.Struct, kw_only=True):
-    """An engine's limits. With a `disaggregated_endpoint` (SGLang, NIXL that pushes), decode must be asked
-    before prefill has answered."""
+    """An engine's limits. With a `disaggregated_endpoint` (SGLang, NIXL that pushes), decode is asked first."""
 
     context_length: int | None = None
     max_num_seqs: int | None = None

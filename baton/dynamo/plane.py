@@ -74,8 +74,7 @@ class DynamoPlane:
 
     * An instance that disappears from the registry goes on with its calls.
     * No prefill of Dynamo's is stopped: its handoff could cross that, and only decode frees the KV.
-    * The runtime ends by itself when its lease has expired, as after a long stop of this process: a frontend
-      starts another one."""
+    * The runtime ends when its lease expires, as in a long stop of this process. A frontend starts anew."""
 
     def __init__(
         self, start: "Callable[[], Awaitable[DistributedRuntime]]", paths: Sequence[str], liveness_s: float
@@ -110,8 +109,7 @@ class DynamoPlane:
                 return
             from dynamo.llm import FpmEventSubscriber  # noqa: PLC0415  of an extra
 
-            # Before the first await: these wait for Dynamo's thread and hold Python's lock, which that thread
-            # needs once it has ended an await.
+            # Before the first await: they hold Python's lock, which Dynamo's thread needs after an await.
             endpoints = [self._runtime.endpoint(path) for path in self._paths]
             cards = [FpmEventSubscriber(endpoint) for endpoint in endpoints]
             for path, endpoint, own_cards in zip(self._paths, endpoints, cards, strict=True):

@@ -39,8 +39,7 @@ async def start_runtime(
 
     `backend`: etcd or file. `clusters` are servers by the variable in which Dynamo reads them; those that
     answer at the start are used, since its client of etcd fails now and then while one does not. `environ` is
-    what else Dynamo reads, besides what the operator has set; `host` is the only address that it listens on.
-    """
+    set for Dynamo beside what the operator has set; `host` is the only address that it listens on."""
     os.environ.update(environ)
     for name, urls in clusters.items():
         while not (live := [url for url in urls if await _accepts(url)]):  # noqa: ASYNC110  it does not notify

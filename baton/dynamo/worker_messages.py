@@ -40,9 +40,8 @@ _FORMS: dict[str, Callable[[Any], tuple[Syntax, str]]] = {
 
 
 class PrefillAnswer(msgspec.Struct, frozen=True, kw_only=True, tag="baton-prefill-1"):
-    """`disaggregated_params` of Baton's workers: what prefill gives to decode through Dynamo's frontend, its
-    handoff, or its finished answer, which Dynamo's frontend takes from decode only if it ended with its
-    length. `source`: the prefill worker."""
+    """`disaggregated_params` of Baton's workers: prefill's handoff, or its finished answer, which Dynamo's
+    frontend takes from decode only if it ended with its length. `source`: the prefill worker."""
 
     source: WorkerInfo
     reply: KvHandoff | TokenChunk

@@ -118,9 +118,8 @@ class Adapter(Protocol):
         ...
 
     async def start(self) -> tuple[EngineInfo, float, int]:
-        """Run first requests, so that lazy initialisation precedes the first client. Also returns how long
-        handed-over KV is kept, in seconds, and about how many tokens the prefix cache holds. Raises as above.
-        """
+        """Run first requests, so that lazy initialisation precedes the first client. Also returns how many
+        seconds handed-over KV is kept, and about how many tokens the prefix cache holds. Raises as above."""
         ...
 
     def submit(self, call: Call) -> None:

@@ -256,8 +256,7 @@ class LibraryEngine:
     async def _finish(self, call: Call) -> None:
         """Wait for the first response of an abandoned call, then abort the rest.
 
-        A transfer that takes much longer than KV is kept has blocked the library for good (TensorRT-LLM's
-        issues 12313, 13713)."""
+        A transfer much longer than KV is kept has blocked TensorRT-LLM for good (issues 12313, 13713)."""
         now_s = asyncio.get_running_loop().time
         limit_s = self._keep_s + _STUCK_AFTER_S
         call.deadline = now_s() + limit_s

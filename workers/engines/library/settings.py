@@ -56,8 +56,7 @@ class Guessing:
     num_tokens: str
 
     def draft(self, given: Given) -> str:
-        """The method, head and number of tokens, for `KvLayout.draft`. Raises SettingsError if the head is
-        not here."""
+        """The method, head and number of tokens, for `KvLayout.draft`. Raises SettingsError: no such head."""
         config = mapping_of(given, self.names[0])
         name = next(filter(config.get, self.models), None)
         if name is None:
@@ -80,8 +79,7 @@ class Rules:
 
     def load(self, args: Any, mode: DisaggregationMode, **sources: Any) -> Loaded[dict[str, Any]]:
         """The keywords for the library; `args` is the build's settings class, `sources` are `give`'s. Per
-        leaf: flag > override > YAML > Baton's choice > the build's default. Raises SettingsError, as `give`.
-        """
+        leaf: flag > override > YAML > Baton's choice > the build's default. Raises what `give` raises."""
         own = {QUEUE_SIZE: Field(int, _DEFAULT_QUEUE_SIZE), SPECULATE: Field(Speculate | None, None)}
         fields = fields_of(args) | own
         loaded = build(fields, self.give(fields, mode, **sources))

@@ -31,8 +31,7 @@ class Watchdog:
         self._llm, self._leave, self._patience = llm, leave, patience
         self._stopped = threading.Event()
         self._problem = ""
-        # Polls without a sign of life: counted, not timed, so that a process that was suspended for a while
-        # does not look frozen.
+        # Polls without a sign of life: counted, not timed, since a suspended process is not a frozen one.
         self._limit = patience.health_s / patience.poll_s
         self._loop_is_silent_for = self._health_is_silent_for = 0
 

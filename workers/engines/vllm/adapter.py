@@ -113,8 +113,7 @@ class VllmAdapter:
         call.result = self.llm.generate(prompt, sampling, call.id, trace_headers=trace, priority=place)
 
     async def step(self, call: Call) -> TokenChunk:
-        """See `Adapter.step`. A result has the tokens since the last one; the first has `prompt_logprobs`,
-        whose first entry is None."""
+        """See `Adapter.step`. A result has the tokens since the last one; the first has `prompt_logprobs`."""
         result = await anext(call.result)
         (output,) = result.outputs
         reason = _finish_reason(output.finish_reason, call)
@@ -123,13 +122,12 @@ class VllmAdapter:
         if call.hands_over and result.kv_transfer_params:
             self._note_kept(call, result.kv_transfer_params)
         if (num_top := call.request.sampling.prompt_logprobs) is not None and result.prompt_logprobs:
-            reported = [entries or {} for entries in result.prompt_logprobs[1:]]
+            reported = [entries or {} for entries in result.prompt_logprobs[1:]]  # the first one is None
             call.prompt_logprobs = token_logprobs(call.request.token_ids[1:], reported, num_top)
         return call.chunk(output.token_ids, reason, result.num_cached_tokens or 0, output.logprobs)
 
     def _note_durations(self, call: Call, stats: Any) -> None:
-        """From vLLM's RequestStateStats; None if its statistics are off. To vLLM, a request whose KV has not
-        arrived is waiting."""
+        """From vLLM's RequestStateStats, None if its statistics are off. A request whose KV moves waits."""
         if stats is None or not (stats.queued_ts and stats.scheduled_ts and stats.first_token_ts):
             return
         waited_s = stats.scheduled_ts - stats.queued_ts
@@ -282,8 +280,7 @@ class _SchedulerFigures:
 
 
 class _Releases:
-    """Ends pins in vLLM's processes before their lease does; ids that arrive meanwhile go with the next
-    message."""
+    """Ends pins in vLLM's processes before their lease does; ids that arrive meanwhile go together."""
 
     def __init__(self) -> None:
         self._times_left: dict[str, int] = {}

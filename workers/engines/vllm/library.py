@@ -34,8 +34,7 @@ class Library:
 def load_library(host: str = "127.0.0.1", mode: DisaggregationMode = "agg") -> Library:
     """Import vLLM, with its NIXL side channel on `host` and a free port.
 
-    Raises SettingsError if it cannot be imported, or if `mode` hands KV over and Baton was not tried with the
-    release."""
+    Raises SettingsError if it cannot be imported, or if `mode` hands KV over and no trial had the release."""
     if unknown := [name for name in turned_off() if name not in NAMES]:
         raise SettingsError(f"{WITHOUT}: {', '.join(unknown)}: allowed are {', '.join(NAMES)}")
     _prepare_environment(host)

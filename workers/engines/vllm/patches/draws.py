@@ -1,8 +1,7 @@
 """Accepts a guess if it is the token that its place draws, in place of rejection sampling.
 
 Rejection sampling accepts a guess with the probability of its token. The draw of a place gives the token with
-just that probability, so that as many guesses count; and an answer depends on its seed alone, not on what was
-guessed."""
+just that probability, so that as many guesses count; and an answer depends on its seed, not on guesses."""
 
 import importlib
 from typing import Any

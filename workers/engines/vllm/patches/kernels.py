@@ -22,8 +22,7 @@ _STEPS = (
     1033, 1056, 1057, 1072, 1073, 1409, 1505, 2080, 2081, 2112, 2113,
 )  # fmt: skip
 
-# Of the second runner: the log probabilities of 1, 2, up to 4, 8, 15, exactly 16, and up to 32 tokens, the
-# answer's own one included.
+# Of the second runner: log probabilities of 1, 2, up to 4, 8, 15, just 16, up to 32, with the answer's own.
 WARM_UP_LOGPROBS = (0, 1, 2, 4, 8, 15, 16)
 
 

@@ -24,8 +24,7 @@ class _Handle(ctypes.Structure):
 
 class Exported(msgspec.Struct, frozen=True):
     """What another process needs to map regions of GPU memory. `place` names the host and the namespace in
-    which `pid` is the owner's. `allocations`: CUDA's handles, 64 bytes each. `regions`: the index of the
-    allocation of each, and the offset there."""
+    which `pid` is the owner's. `allocations`: CUDA's handles. `regions`: each one's allocation and offset."""
 
     place: str
     pid: int
@@ -39,8 +38,7 @@ def place() -> str:
 
 
 def export(addresses: list[int]) -> Exported:
-    """Make the memory at these device addresses mappable through CUDA IPC while it is allocated. Raises
-    PeerMemoryError."""
+    """Let others map the memory at these addresses (CUDA IPC) while it exists. Raises PeerMemoryError."""
     handles: dict[int, bytes] = {}
     regions = []
     for address in addresses:
@@ -55,8 +53,7 @@ def export(addresses: list[int]) -> Exported:
 
 
 class PeerMemory:
-    """Another process's regions, mapped until `close`. `addresses` are those in this process, in the order of
-    the regions."""
+    """Another process's regions, mapped until `close`; `addresses` are theirs in this process, in order."""
 
     def __init__(self, exported: Exported) -> None:
         """Raises PeerMemoryError, for example if the owner has ended or runs on another host."""
