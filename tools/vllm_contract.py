@@ -42,7 +42,7 @@ DRAWS = [
     "vllm.v1.worker.gpu.sample.gumbel:gumbel_sample",
 ]
 WORKER = [
-    "_lease_extension", "_remote_agents", "_reqs_to_process", "_reqs_to_send", "block_len_per_layer",
+    "_lease_extension", "_reqs_to_process", "_reqs_to_send", "block_len_per_layer",
     "block_size", "engine_id", "kv_caches_base_addr", "nixl_wrapper", "tp_rank", "transfer_topo",
     "world_size", "xfer_handshake_metadata", "xfer_stats",
 ]  # fmt: skip

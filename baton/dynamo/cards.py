@@ -29,7 +29,7 @@ MAX_QUEUE_SIZE = 256
 
 @lru_cache(MAX_WORKERS)
 def worker_of(path: str, instance: int, text: str) -> WorkerInfo | None:
-    """The worker that registered this card at the endpoint `path`; None, with a log line, if it is no card."""
+    """The worker that registered this card at `path`; None, with a line in the log, if it is no card."""
     try:
         if len(text) > MAX_CARD_BYTES:
             raise msgspec.ValidationError(f"longer than {MAX_CARD_BYTES} bytes")

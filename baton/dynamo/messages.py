@@ -141,7 +141,7 @@ class DynamoChunk(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class RuntimeConfig(msgspec.Struct, kw_only=True):
-    """An engine's limits. With a `disaggregated_endpoint` (SGLang, NIXL that pushes), decode is asked first."""
+    """An engine's limits. With a `disaggregated_endpoint` (SGLang, NIXL push), decode is asked first."""
 
     context_length: int | None = None
     max_num_seqs: int | None = None

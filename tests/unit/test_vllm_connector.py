@@ -84,8 +84,7 @@ class Decode(PeerWorker):
         memory = Exported(where or place(), owner_pid, [], [])
         offered = msgspec.msgpack.encode(PeerHandshake("hash", b"metadata", memory))
         with side_channel(lambda asked: offered if asked == question() else b"") as port:
-            agents = self._nixl_handshake(HOST, port, 1, "prefill")
-        self._remote_agents["prefill"] = agents if isinstance(agents, dict) else agents[0]
+            self._nixl_handshake(HOST, port, 1, "prefill")
 
     def read(self, request_id: str, ours: list[list[int]], theirs: list[list[int]]) -> None:
         spec = SimpleNamespace(remote_rank=0, local_block_ids=ours, remote_block_ids=theirs)
@@ -207,7 +206,7 @@ def test_a_peer_that_tells_nothing_usable_offers_nothing(
 ) -> None:
     monkeypatch.setattr(connector, "_ANSWER_MS", 50 if answer is None else PATIENCE_S * 1000)
     with side_channel(lambda _: answer) as port:
-        assert offered_memory(HOST, port, 0) is None
+        assert offered_memory(HOST, port, (0,)) is None
         worker = PeerWorker(None, "decode", None)
         names = worker._nixl_handshake(HOST, port, 1, "prefill")  # noqa: SLF001  NIXL's
         assert names == ({0: "prefill-0"} if version == "0.25.1" else ({(0, 0): "prefill-0"}, 0.5))

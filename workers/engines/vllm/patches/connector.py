@@ -8,31 +8,23 @@ import dataclasses
 import importlib
 import logging
 import time
-from collections.abc import Callable
 from itertools import chain
 from types import SimpleNamespace
 from typing import Any
 
 import msgspec
-import vllm
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import NixlPullConnector
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import GET_META_MSG, NixlHandshakePayload
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker import NixlPullConnectorWorker
 
 from baton.messages import UNDECODABLE
-from workers.engines.library.release import release_of
 from workers.engines.vllm.patches import NUM_TOKENS
 from workers.engines.vllm.patches.peer_memory import Exported, PeerMemory, PeerMemoryError, export
 
 log = logging.getLogger(__name__)
 
 _ANSWER_MS = 5000
-# NIXL's name for a rank of another worker, by release: since 0.26 with its pipeline stage, which is 0 here.
-RANK_KEYS: dict[object, Callable[[int], Any]] = {
-    (0, 25): lambda rank: rank,
-    (0, 26): lambda rank: (0, rank),
-}
 
 
 class PeerConnector(NixlPullConnector):  # type: ignore[misc]  # vLLM is not installed where types are checked
@@ -89,9 +81,8 @@ class PeerWorker(NixlPullConnectorWorker):  # type: ignore[misc]  # as above
     """NIXL's worker, which reads what is mapped. Workers are known by engine id and rank."""
 
     def __init__(self, vllm_config: Any, engine_id: str, kv_cache_config: Any) -> None:
-        self._key_of = RANK_KEYS[release_of(vllm.__version__)]
-        self._offered: dict[tuple[str, Any], Exported] = {}
-        self._peers: dict[tuple[str, Any], Peer] = {}
+        self._offered: dict[tuple[str, int], tuple[Exported, str]] = {}
+        self._peers: dict[tuple[str, int], Peer] = {}
         self._reads: dict[str, _Read] = {}
         super().__init__(vllm_config, engine_id, kv_cache_config)
 
@@ -115,16 +106,20 @@ class PeerWorker(NixlPullConnectorWorker):  # type: ignore[misc]  # as above
     ) -> Any:
         """NIXL's, in a thread, and the peer's offer; the engine's thread maps it at the first read."""
         result = super()._nixl_handshake(host, port, remote_tp_size, expected_engine_id, *more)
-        for key in result[0] if isinstance(result, tuple) else result:  # 0.26 adds the clocks' difference
-            if memory := offered_memory(host, port, key):
-                self._offered[expected_engine_id, key] = memory
+        agents = result[0] if isinstance(result, tuple) else result  # 0.26 adds the clocks' difference
+        for key, agent in agents.items():
+            name = (
+                key if isinstance(key, tuple) else (key,)
+            )  # 0.26: after its pipeline stage, which is 0 here
+            if memory := offered_memory(host, port, name):
+                self._offered[expected_engine_id, name[-1]] = memory, agent
         return result
 
     def _read_blocks(
         self, *, read_spec: Any, dst_engine_id: str, request_id: str, remote_request_id: str, **handles: Any
     ) -> None:
         """Begin to copy what decode lacks; `_pop_done_transfers` says when it has arrived."""
-        peer = self._peer(dst_engine_id, self._key_of(read_spec.remote_rank))
+        peer = self._peer(dst_engine_id, read_spec.remote_rank)
         if peer is None or not any(read_spec.local_block_ids):
             asked = {"dst_engine_id": dst_engine_id, "remote_request_id": remote_request_id} | handles
             super()._read_blocks(read_spec=read_spec, request_id=request_id, **asked)
@@ -164,18 +159,18 @@ class PeerWorker(NixlPullConnectorWorker):  # type: ignore[misc]  # as above
         self.xfer_stats.record_transfer(moved)
         return True
 
-    def _peer(self, engine_id: str, key: Any) -> Peer | None:
+    def _peer(self, engine_id: str, rank: int) -> Peer | None:
         """The prefill worker whose memory is mapped; None: its KV moves over NIXL."""
-        offered = self._offered.pop((engine_id, key), None)
-        if offered and (engine_id, key) not in self._peers:  # NIXL forgets who was idle, and asks again
+        offered = self._offered.pop((engine_id, rank), None)
+        if offered and (engine_id, rank) not in self._peers:  # NIXL forgets who was idle, and asks again
             try:
-                self._peers[engine_id, key] = self._mapped(offered, engine_id, key)
-                log.info("the KV of %s is read from its GPU's memory, pid %d", engine_id, offered.pid)
+                self._peers[engine_id, rank] = self._mapped(engine_id, *offered)
+                log.info("the KV of %s is read from its GPU's memory, pid %d", engine_id, offered[0].pid)
             except (PeerMemoryError, ValueError) as error:
                 log.warning("KV of %s moves over NIXL: %s", engine_id, error)
-        return self._peers.get((engine_id, key))
+        return self._peers.get((engine_id, rank))
 
-    def _mapped(self, offered: Exported, engine_id: str, key: Any) -> Peer:
+    def _mapped(self, engine_id: str, offered: Exported, agent: str) -> Peer:
         """Raises PeerMemoryError, ValueError."""
         topology = self.transfer_topo
         remote = topology.get_engine_info(engine_id)
@@ -188,7 +183,7 @@ class PeerWorker(NixlPullConnectorWorker):  # type: ignore[misc]  # as above
         except ValueError:
             memory.close()
             raise
-        return Peer(memory, regions, self._remote_agents[engine_id][key])
+        return Peer(memory, regions, agent)
 
     def _regions(self, targets: list[int], sources: list[int], block_bytes: list[int]) -> Any:
         """Raises ValueError."""
@@ -204,7 +199,7 @@ class PeerWorker(NixlPullConnectorWorker):  # type: ignore[misc]  # as above
         super().shutdown()
 
 
-def offered_memory(host: str, port: int, key: Any) -> Exported | None:
+def offered_memory(host: str, port: int, rank: tuple[int, ...]) -> Exported | None:
     """What this rank of a prefill worker offers on NIXL's side channel, `host` and `port`; None: nothing."""
     zmq = importlib.import_module("zmq")  # vLLM's
     with zmq.Context() as context, context.socket(zmq.REQ) as socket:
@@ -212,7 +207,7 @@ def offered_memory(host: str, port: int, key: Any) -> Exported | None:
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.IPV6, 1)  # too
         socket.connect(f"tcp://{host}:{port}")
-        socket.send(msgspec.msgpack.encode((GET_META_MSG, *(key if isinstance(key, tuple) else (key,)))))
+        socket.send(msgspec.msgpack.encode((GET_META_MSG, *rank)))
         try:
             return msgspec.msgpack.decode(socket.recv(), type=PeerHandshake).memory
         except (zmq.ZMQError, *UNDECODABLE) as error:

@@ -18,7 +18,6 @@ class NixlPullConnectorWorker:
         self.kv_caches_base_addr: dict[str, dict[int, list[int]]] = collections.defaultdict(dict)
         self.block_len_per_layer: list[int] = []
         self.xfer_handshake_metadata: NixlHandshakePayload | None = None
-        self._remote_agents: dict[str, dict[Any, str]] = {}
         self._recving_transfers: dict[str, list[int]] = {}
         self._failed_recv_reqs: queue.Queue[str] = queue.Queue()
         self.done_handles: set[int] = set()
