@@ -108,9 +108,7 @@ class PeerWorker(NixlPullConnectorWorker):  # type: ignore[misc]  # as above
         result = super()._nixl_handshake(host, port, remote_tp_size, expected_engine_id, *more)
         agents = result[0] if isinstance(result, tuple) else result  # 0.26 adds the clocks' difference
         for key, agent in agents.items():
-            name = (
-                key if isinstance(key, tuple) else (key,)
-            )  # 0.26: after its pipeline stage, which is 0 here
+            name = key if isinstance(key, tuple) else (key,)  # 0.26: after its pipeline stage, 0 here
             if memory := offered_memory(host, port, name):
                 self._offered[expected_engine_id, name[-1]] = memory, agent
         return result
