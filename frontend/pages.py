@@ -119,26 +119,27 @@ def _live_page() -> dict[str, Page]:
 
 
 def _model_pages(fleet: Fleet) -> dict[str, Page]:
-    started = datetime.fromtimestamp(int(time.time()), UTC)
+    created = int(time.time())
+    created_at = datetime.fromtimestamp(created, UTC).isoformat()
 
-    def described(name: str, request: Request) -> ModelBody | ModelInfo:
+    def body(name: str) -> ModelBody:
         length = fleet.served(name).context_length
-        if is_anthropics(request):
-            return ModelInfo(
-                id=name, display_name=name, created_at=started.isoformat(), max_input_tokens=length
-            )
-        created = int(started.timestamp())
         return ModelBody(id=name, created=created, context_length=length, max_model_len=length)
 
+    def info(name: str) -> ModelInfo:
+        length = fleet.served(name).context_length
+        return ModelInfo(id=name, display_name=name, created_at=created_at, max_input_tokens=length)
+
     async def models(request: Request) -> Response:
-        found = [described(name, request) for name in fleet.models()]
+        names = fleet.models()
         if not is_anthropics(request):
-            return _json({"object": "list", "data": found})
-        first_id, last_id = (found[0].id, found[-1].id) if found else (None, None)
-        return _json({"data": found, "first_id": first_id, "last_id": last_id, "has_more": False})
+            return _json(ModelList(data=list(map(body, names))))
+        first_id, last_id = (names[0], names[-1]) if names else (None, None)
+        return _json(ModelPage(data=list(map(info, names)), first_id=first_id, last_id=last_id))
 
     async def model(request: Request) -> Response:
-        return _json(described(request.path_params["model"], request))
+        name = request.path_params["model"]
+        return _json(info(name) if is_anthropics(request) else body(name))
 
     # Names may contain slashes: openai/gpt-oss-120b.
     return {"/v1/models": models, "/v1/models/{model:path}": model}
