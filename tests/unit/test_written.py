@@ -1,6 +1,7 @@
 """A conversation's prompt grows at its end only: earlier answers are in it as the model wrote them. A token
 count is that of the prompt which the same body makes."""
 
+import asyncio
 import json
 from collections.abc import Callable
 from functools import partial
@@ -10,21 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.messages import GenerateRequest, Sampling, TokenChunk
-from frontend.harmony.conversation import (
-    AssistantTurn,
-    Conversation,
-    Delta,
-    Tool,
-    ToolCall,
-    ToolResult,
-    Turn,
-    UserTurn,
-)
-from frontend.harmony.parse import HarmonyParser
-from frontend.turn.choice import Choice
-from frontend.turn.thoughts import Kept, Thoughts
-from tests.repairs import messages
 from tests.scripted_frontend import (
     MODEL,
     TOKENIZER,
@@ -33,7 +19,6 @@ from tests.scripted_frontend import (
     ScriptedFleet,
     ScriptedTokens,
     frontend,
-    prompt_ids,
 )
 
 Json = dict[str, Any]
@@ -85,29 +70,29 @@ async def count(client: Client, path: str, body: Json, headers: Json | None = No
 def response_round(answer: Json, *, left_out: str = "") -> Json:
     """The items of an answer, without those of a type, and the result of its call."""
     output = [item for item in answer["output"] if item["type"] != left_out]
-    [call] = (item for item in output if item["type"] == "function_call")
-    result = {"type": "function_call_output", "call_id": call["call_id"], "output": "ok"}
-    return {"input": [HI, *output, result]}
+    result: Json = {"type": "function_call_output", "output": "ok"}
+    results = [result | {"call_id": item["call_id"]} for item in output if item["type"] == "function_call"]
+    return {"input": [HI, *output, *results]}
 
 
 def messages_round(answer: Json) -> Json:
     content = answer["content"]
-    [call] = (block for block in content if block["type"] == "tool_use")
-    result = {"type": "tool_result", "tool_use_id": call["id"], "content": "ok"}
-    return {
-        "messages": [HI, {"role": "assistant", "content": content}, {"role": "user", "content": [result]}]
-    }
+    result: Json = {"type": "tool_result", "content": "ok"}
+    results = [result | {"tool_use_id": block["id"]} for block in content if block["type"] == "tool_use"]
+    return {"messages": [HI, {"role": "assistant", "content": content}, {"role": "user", "content": results}]}
 
 
 def chat_round(answer: Json) -> Json:
     message = answer["choices"][0]["message"]
-    result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "ok"}
-    return {"messages": [HI, message, result]}
+    results = [
+        {"role": "tool", "tool_call_id": call["id"], "content": "ok"} for call in message["tool_calls"]
+    ]
+    return {"messages": [HI, message, *results]}
 
 
 def without_reasoning(answer: Json) -> Json:
     message = answer["choices"][0]["message"]
-    del message["reasoning"], message["reasoning_content"], message["tool_calls"][:-1]
+    message["reasoning"] = message["reasoning_content"] = None
     return chat_round(answer)
 
 
@@ -120,7 +105,7 @@ class Api(NamedTuple):
     next_round: Callable[[Json], Json]
 
 
-MESSAGES = {"messages": [HI], "max_tokens": 500, "tools": [{"name": "f", "input_schema": {"type": "object"}}]}
+MESSAGES = {"messages": [HI], "max_tokens": 3000, "tools": [{"name": "f", "input_schema": {"type": "object"}}]}
 RESPONSE = {"input": [HI], "tools": [{"type": "function", "name": "f"}]}
 COUNT_MESSAGES, COUNT_INPUT = "/v1/messages/count_tokens", "/v1/responses/input_tokens"
 THINKING = MESSAGES | {"thinking": {"type": "enabled", "budget_tokens": 1024}}
@@ -162,7 +147,9 @@ async def test_a_response_that_continues_another_is_counted_with_its_history() -
 async def test_the_last_call_of_an_answer_that_changed_is_rendered_with_its_thoughts(calls: str) -> None:
     client = Client(ScriptedTokens(THINK * 2 + calls))
     body = {"messages": [HI], "tools": [F]}
-    await post(client, CHAT, body | without_reasoning((await post(client, CHAT, body)).json))
+    answer = (await post(client, CHAT, body)).json
+    del answer["choices"][0]["message"]["tool_calls"][:-1]
+    await post(client, CHAT, body | without_reasoning(answer))
     assert not grown(client)
     prompt = TOKENIZER.decode(client.tokens.requests[1].token_ids, shows_special=True)
     assert "<|channel|>analysis<|message|>Think.\n\nThink.<|end|>" in prompt
@@ -179,65 +166,32 @@ HEADERS = st.sampled_from(
 )
 
 
-@settings(max_examples=150, deadline=None)
+WRITTEN = st.builds(
+    json.dumps, st.dictionaries(TEXTS, st.integers() | TEXTS, max_size=2), indent=st.sampled_from([None, 1])
+)
+LEADS = st.tuples(
+    st.sampled_from(["<|channel|>analysis<|message|>", "<|channel|>commentary<|message|>"]), TEXTS
+)
+
+
+@settings(max_examples=100, deadline=None)
 @given(
-    thoughts=st.lists(TEXTS, max_size=2),
-    preamble=st.none() | TEXTS,
-    header=HEADERS,
-    arguments=st.dictionaries(TEXTS, st.integers() | TEXTS, max_size=2),
-    indent=st.none() | st.integers(0, 2),
+    name=st.sampled_from(list(APIS)),
+    parts=st.lists(LEADS | st.tuples(HEADERS, WRITTEN), max_size=4),
+    call=st.tuples(HEADERS, WRITTEN),
     size=st.integers(1, 7),
 )
-def test_any_answer_comes_back_in_its_own_tokens(  # noqa: PLR0917  drawn by name
-    thoughts: list[str],
-    preamble: str | None,
-    header: str,
-    arguments: dict[str, Any],
-    indent: int | None,
-    size: int,
+def test_any_answer_comes_back_in_its_own_tokens(
+    name: str, parts: list[tuple[str, str]], call: tuple[str, str], size: int
 ) -> None:
-    parts = [f"<|channel|>analysis<|message|>{text}<|end|>" for text in thoughts]
-    parts += [] if preamble is None else [f"<|channel|>commentary<|message|>{preamble}<|end|>"]
-    ids: list[int] = []
-    for i, part in enumerate([*parts, f"{header}{json.dumps(arguments, indent=indent)}<|call|>"]):
-        start = TOKENIZER.encode_text(START, allow_special=True) if i else []
-        head, control, body = part.partition("<|message|>")
-        text, end = body[: body.rindex("<|")], body[body.rindex("<|") :]
-        ids += start + TOKENIZER.encode_text(head + control, allow_special=True) + TOKENIZER.encode_text(text)
-        ids += TOKENIZER.encode_text(end, allow_special=True)
-    choice, turn = answered(ids, size)
-    store = Thoughts()
-    store.keep(Kept("", choice.call_ids[0], choice.written()))
-    tools = (Tool(name="f"),)
-    asked: tuple[Turn, ...] = (UserTurn("Hi"),)
-    today = "2026-11-21"
-    before = prompt_ids(Conversation(turns=asked, tools=tools, current_date=today), TOKENIZER)
-    said = (*asked, turn, ToolResult(call_id=choice.call_ids[0], text="ok"))
-    after = prompt_ids(store.resumed("", Conversation(turns=said, tools=tools), today), TOKENIZER)
-    assert after[: len(before) + len(ids)] == before + ids
+    text = "".join(f"{head}{body}<|end|>{START}" for head, body in parts) + "".join(call) + "<|call|>"
+    api, client = APIS[name], Client(ScriptedTokens(text, tokens_per_chunk=size))
 
+    async def two_rounds() -> None:
+        await post(client, api.path, api.body | api.next_round((await post(client, api.path, api.body)).json))
 
-def request_of(ids: list[int]) -> GenerateRequest:
-    sampling = Sampling(max_tokens=len(ids), seed=0, stop_token_ids=TOKENIZER.stop_token_ids)
-    return GenerateRequest(request_id="r", model=MODEL, token_ids=[1], sampling=sampling, deadline_s=1.0)
-
-
-def answered(ids: list[int], size: int) -> tuple[Choice, AssistantTurn]:
-    """An answer that came in chunks of that size, and the turn that a client makes of it."""
-    choice = Choice(request_of(ids), HarmonyParser(TOKENIZER.vocabulary, frozenset({"f"})), TOKENIZER)
-    deltas: list[Delta] = []
-    for start in range(0, len(ids), size):
-        last = start + size >= len(ids)
-        chunk = TokenChunk(tuple(ids[start : start + size]), "stop" if last else None)
-        deltas += choice.feed(chunk)
-    deltas += choice.finish()
-    found = messages(deltas)
-    arguments = "".join(each.get("arguments", "") for each in found)
-    turn = AssistantTurn(
-        text="".join(each.get("text", "") + each.get("preamble", "") for each in found) or None,
-        tool_calls=(ToolCall(call_id=choice.call_ids[0], name="f", arguments=arguments),),
-    )
-    return choice, turn
+    asyncio.run(two_rounds())
+    assert grown(client)
 
 
 CALL = (
