@@ -85,19 +85,9 @@ async def test_a_prompt_that_is_none_is_refused(prompt: object) -> None:
     assert reply.error["param"].startswith("prompt")
 
 
-async def test_logprobs_come_as_parallel_lists() -> None:
-    client = Client(ScriptedTokens(ENDED))
-    reply = await client.complete("x", logprobs=1, max_tokens=4)
-    assert client.tokens.requests[0].sampling.prompt_logprobs is None  # which would cost a lot
-    logprobs = reply.json["choices"][0]["logprobs"]
-    assert logprobs["tokens"] == ["O", "n", "c", "e"]
-    assert logprobs["text_offset"] == [0, 1, 2, 3]
-    assert logprobs["top_logprobs"][0] == {"O": -0.5}
-
-
 @pytest.mark.parametrize("shown", [False, True])
 @pytest.mark.parametrize("tokens_per_chunk", range(1, 6))
-async def test_offsets_count_the_characters_of_the_text_also_in_a_stream(
+async def test_logprobs_come_as_parallel_lists_whole_and_in_a_stream(
     tokens_per_chunk: int, shown: bool
 ) -> None:
     text = "ü<|end|>a\U0001f9ffb!"
@@ -110,7 +100,11 @@ async def test_offsets_count_the_characters_of_the_text_also_in_a_stream(
         assert [value for part in parts if part for value in part[name]] == values
     end = len("<|end|>") if shown else 0
     assert whole["logprobs"]["text_offset"] == [0, 0, 1, *(end + n for n in (1, 2, 2, 2, 2, 3))]
-    assert whole["logprobs"]["tokens"][2] == "<|end|>"
+    assert whole["logprobs"]["tokens"][2:4] == ["<|end|>", "a"]
+    assert whole["logprobs"]["top_logprobs"][3] == {"a": -0.5}
+    assert {request.sampling.prompt_logprobs for request in tokens.requests} == {
+        None
+    }  # they would cost a lot
 
 
 @pytest.mark.parametrize("prompt", ["Say: <|start|>ü", [9, 8, 7]])

@@ -105,7 +105,11 @@ class Api(NamedTuple):
     next_round: Callable[[Json], Json]
 
 
-MESSAGES = {"messages": [HI], "max_tokens": 3000, "tools": [{"name": "f", "input_schema": {"type": "object"}}]}
+MESSAGES = {
+    "messages": [HI],
+    "max_tokens": 3000,
+    "tools": [{"name": "f", "input_schema": {"type": "object"}}],
+}
 RESPONSE = {"input": [HI], "tools": [{"type": "function", "name": "f"}]}
 COUNT_MESSAGES, COUNT_INPUT = "/v1/messages/count_tokens", "/v1/responses/input_tokens"
 THINKING = MESSAGES | {"thinking": {"type": "enabled", "budget_tokens": 1024}}
