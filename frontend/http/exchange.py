@@ -124,11 +124,10 @@ class Exchange:
         given = self.headers.get(b"last-event-id")
         if not given:
             return None
-        if not self.idempotency_key:
-            raise InvalidRequest.at("Last-Event-ID", "needs the `Idempotency-Key` of the first request.")
         found = _EVENT_ID.fullmatch(given)
-        if found is None:
-            raise InvalidRequest.at("Last-Event-ID", "must be the `id` of the last event that came.")
+        if found is None or not self.idempotency_key:
+            what = "must be the `id` of the last event that came, with the same `Idempotency-Key`."
+            raise InvalidRequest.at("Last-Event-ID", what)
         return int(found[1]), int(found[2], 16)
 
     @property

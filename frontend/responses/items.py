@@ -344,19 +344,15 @@ def _turn(item: Item, path: str) -> Turn:
     match item:
         case ReasoningItem():
             return AssistantTurn(reasoning=_text(item.content or item.summary) or None)
+        case MessageItem(role="assistant"):
+            return AssistantTurn(text=_text(item.content) or None, is_preamble=item.phase == "commentary")
         case MessageItem():
-            return _message(item)
+            text = _text(item.content)
+            return UserTurn(text) if item.role == "user" else Instructions(text)
         case LocalShellOutputItem(call_id=None):
             return ToolResult(call_id=item.id, text=item.output, path=f"{path}.id")
         case _:
             return ToolResult(call_id=item.call_id or "", text=_result(item), path=f"{path}.call_id")
-
-
-def _message(item: MessageItem) -> Turn:
-    text = _text(item.content)
-    if item.role == "assistant":
-        return AssistantTurn(text=text or None, is_preamble=item.phase == "commentary")
-    return UserTurn(text) if item.role == "user" else Instructions(text)
 
 
 def _call(item: CallItem) -> ToolCall:

@@ -114,7 +114,7 @@ def test_another_answer_is_not_continued() -> None:
         ),
         (KEY | AFTER, {"stream": False}, "Last-Event-ID", "with one choice"),
         (KEY | AFTER, {"n": 2}, "Last-Event-ID", "with one choice"),
-        (AFTER, {}, "Last-Event-ID", "`Idempotency-Key` of the first"),
+        (AFTER, {}, "Last-Event-ID", "the same `Idempotency-Key`"),
         ({"idempotency-key": "k" * 256}, {}, "Idempotency-Key", "255 printable ASCII characters"),
         ({"idempotency-key": "schlüssel"}, {}, "Idempotency-Key", "255 printable ASCII characters"),
     ],
