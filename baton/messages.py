@@ -320,15 +320,29 @@ WORKER_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
 """The pattern of a worker's name."""
 
 
-class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker in discovery. `incarnation` is new with every process start.
+class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A started engine. `kv_transfer` names the transceiver (`ucx` or `tcp`, with its transport);
+    `baton.pairing` decides who is paired. `max_batch_size` requests run at a time (None: unknown),
+    `max_queue_size` more may wait. `is_simulated`: no model computes the answers. `scores` None: unknown."""
 
-    `kv_transfer` names the transceiver (`ucx` or `tcp`, with its transport); `baton.pairing` decides who is
-    paired. A worker gets no requests until `is_ready`, after its warm-up; `cold_peers` are the ids of the
-    peers with which that failed. `max_batch_size` requests run at a time (None: unknown), `max_queue_size`
-    more may wait. `checkpoint` is the fingerprint of its weights; empty: unknown. `name` is the operator's,
-    the same after a restart; `host` and `pid` are of the process. `refusal`: why no frontend may use it.
-    `scores` None: unknown."""
+    engine: str
+    engine_version: str
+    context_length: int
+    kv_layout: KvLayout | None = None
+    kv_transfer: str = ""
+    max_batch_size: int | None = None
+    max_queue_size: int = 0
+    is_simulated: bool = False
+    scores: Scores | None = None
+
+
+class WorkerInfo(EngineInfo, frozen=True, kw_only=True):
+    """A worker in discovery, with its engine. `incarnation` is new with every process start.
+
+    A worker gets no requests until `is_ready`, after its warm-up; `cold_peers` are the ids of the peers with
+    which that failed. `checkpoint` is the fingerprint of its weights; empty: unknown. `name` is the
+    operator's, the same after a restart; `host` and `pid` are of the process. `refusal`: why no frontend may
+    use it."""
 
     worker_id: str
     incarnation: str
@@ -337,21 +351,13 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     model_path: str
     address: str
-    context_length: int
-    engine: str
-    engine_version: str
-    kv_layout: KvLayout | None = None
-    kv_transfer: str = ""
     is_ready: bool = True
     cold_peers: tuple[str, ...] = ()
-    max_batch_size: int | None = None
-    max_queue_size: int = 0
     checkpoint: str = ""
     name: Annotated[str, msgspec.Meta(pattern=rf"\A({WORKER_NAME})?\Z")] = ""
     host: Annotated[str, msgspec.Meta(pattern=r"\A[!-~]{0,253}\Z")] = ""
     pid: Count = 0
     refusal: str = ""
-    scores: Scores | None = None
 
     @property
     def label(self) -> str:

@@ -3,25 +3,9 @@
 from collections.abc import AsyncGenerator
 from typing import Protocol
 
-import msgspec
+from baton.messages import EngineInfo, GenerateRequest, KvHandoff, TokenChunk, WorkerStats
 
-from baton.messages import GenerateRequest, KvHandoff, KvLayout, Scores, TokenChunk, WorkerStats
-
-
-class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A started engine's name, version, capacity and KV transfer. See WorkerInfo.
-
-    `is_simulated`: no model computes the answers."""
-
-    name: str
-    version: str
-    context_length: int
-    kv_layout: KvLayout | None = None
-    kv_transfer: str = ""
-    max_batch_size: int | None = None
-    max_queue_size: int = 0
-    is_simulated: bool = False
-    scores: Scores | None = None
+__all__ = ["Engine", "EngineInfo"]
 
 
 class Engine(Protocol):

@@ -8,7 +8,7 @@ import socket
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from baton.connect import Wires
 from baton.errors import InvalidRequest
@@ -193,16 +193,9 @@ def _card(
         model=settings.model,
         model_path=str(settings.model_path.resolve()),
         address=address,
-        context_length=info.context_length,
-        engine=info.name,
-        engine_version=info.version,
-        kv_layout=info.kv_layout,
-        kv_transfer=info.kv_transfer,
-        max_batch_size=info.max_batch_size,
-        max_queue_size=info.max_queue_size,
         checkpoint=checkpoint,
         name=settings.name,
         host=socket.gethostname(),
         pid=os.getpid(),
-        scores=info.scores,
+        **asdict(info),
     )

@@ -128,8 +128,8 @@ async def test_start_tells_what_the_engine_is_and_stop_ends_it(build: Build) -> 
     engine = build(Role.DECODE, Limits())
     await expect(NotReady, None, engine.decode(ask(5)))
     info = await engine.start()
-    assert info.name
-    assert info.version
+    assert info.engine
+    assert info.engine_version
     assert info.context_length == CONTEXT_LENGTH
     await alone(engine, ask(5))
     await engine.stop()

@@ -65,7 +65,7 @@ class Library:
         if self.first is not None:
             await self.first()
         info = EngineInfo(
-            name="library", version="1", context_length=500, kv_layout=LAYOUT, kv_transfer="wire",
+            engine="library", engine_version="1", context_length=500, kv_layout=LAYOUT, kv_transfer="wire",
             max_batch_size=8, max_queue_size=0,
         )  # fmt: skip
         return info, KEEP_S, 640

@@ -92,7 +92,7 @@ class LogprobEngine(ScriptedEngine):
         yield TokenChunk((1,), "length", None, (TokenLogprob(1, self.logprob, ((1, self.logprob),)),))
 
 
-INFO = EngineInfo(name="scripted", version="1", context_length=512)
+INFO = EngineInfo(engine="scripted", engine_version="1", context_length=512)
 
 
 @pytest.mark.parametrize(("logprob", "expected"), [(-0.123456, -0.1235), (-math.inf, -9999.0)])
@@ -108,7 +108,7 @@ async def test_a_model_that_computes_no_numbers_does_not_start() -> None:
 
 
 async def test_an_engine_that_cannot_score_starts_unscored() -> None:
-    short = EngineInfo(name="scripted", version="1", context_length=100)
+    short = EngineInfo(engine="scripted", engine_version="1", context_length=100)
     assert await score(LogprobEngine(None), Role.DECODE, INFO) is None
     assert await score(ScriptedEngine(), Role.PREFILL, INFO) is None
     assert await score(LogprobEngine(-1.0), Role.DECODE, short) is None

@@ -26,7 +26,7 @@ async def test_the_worker_announces_what_it_serves(checkpoint: Path) -> None:
         info = await engine.start()
     finally:
         await engine.stop()
-    assert (info.name, info.context_length) == ("trtllm", CONTEXT_LENGTH)
+    assert (info.engine, info.context_length) == ("trtllm", CONTEXT_LENGTH)
     assert info.kv_transfer == "ucx-cpp-v1 (tp 1)"
     assert (info.max_batch_size, info.max_queue_size) == (CONFIG["max_batch_size"], 256)
     layout = info.kv_layout

@@ -30,7 +30,7 @@ async def info_of(checkpoint: Path, mode: DisaggregationMode, **config: Any) -> 
 
 async def test_the_worker_announces_what_it_serves(checkpoint: Path) -> None:
     info = await info_of(checkpoint, "decode", max_queue_size=9)
-    assert (info.name, info.context_length) == ("vllm", CONTEXT_LENGTH)
+    assert (info.engine, info.context_length) == ("vllm", CONTEXT_LENGTH)
     assert (info.max_batch_size, info.max_queue_size) == (CONFIG["max_num_seqs"], 9)
     assert info.kv_transfer == f"nixl:{quote(str(checkpoint))}"
     assert info.kv_layout == KvLayout(

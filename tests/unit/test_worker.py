@@ -64,8 +64,8 @@ class ScriptedEngine:
         if self._start_error:
             raise self._start_error
         return EngineInfo(
-            name="scripted",
-            version="1",
+            engine="scripted",
+            engine_version="1",
             context_length=10,
             kv_layout=LAYOUT,
             kv_transfer=self.kv_transfer,

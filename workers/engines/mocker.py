@@ -125,8 +125,8 @@ class MockerEngine:
         self._is_running = True
         return EngineInfo(
             is_simulated=True,
-            name="mocker",
-            version="1",
+            engine="mocker",
+            engine_version="1",
             context_length=self._settings.max_seq_len,
             kv_transfer=self._transceiver.transport_name,
             max_batch_size=self._settings.max_batch_size,

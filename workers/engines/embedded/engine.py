@@ -63,8 +63,8 @@ class EmbeddedEngine:
         self._steps = StepLoop(runner, self._thread, scheduler, max_calls)
         self._steps.start()
         return EngineInfo(
-            name="embedded",
-            version=VERSIONS,
+            engine="embedded",
+            engine_version=VERSIONS,
             context_length=runner.context_length,
             kv_layout=runner.pool.layout,
             kv_transfer=self._transceiver.transport_name if self._transceiver is not None else "",

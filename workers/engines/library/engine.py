@@ -77,7 +77,7 @@ class LibraryEngine:
 
     def __init__(self, adapter: Adapter) -> None:
         self.adapter = adapter
-        self._info = EngineInfo(name="", version=adapter.version, context_length=0)
+        self._info = EngineInfo(engine="", engine_version=adapter.version, context_length=0)
         self._keep_s = 0.0
         self._held = HeldPrefixes(_HELD_BLOCK, 0)
         self._calls: set[Call] = set()

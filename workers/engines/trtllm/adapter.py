@@ -239,8 +239,8 @@ class TrtllmAdapter:
         parts = (values.get(BACKEND), runtime, MANAGERS.get(runtime if manager_v2 == "auto" else manager_v2))
         kind = "-".join(str(part).lower() for part in parts if part)
         return EngineInfo(
-            name="trtllm",
-            version=self.version,
+            engine="trtllm",
+            engine_version=self.version,
             context_length=context_length,
             kv_layout=KvLayout(
                 dtype=model.kv_dtype if dtype == "auto" else dtype,

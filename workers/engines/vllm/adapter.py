@@ -197,8 +197,8 @@ class VllmAdapter:
     def _info(self, config: Any) -> EngineInfo:
         dtype = str(config.cache_config.cache_dtype)
         return EngineInfo(
-            name="vllm",
-            version=self.version,
+            engine="vllm",
+            engine_version=self.version,
             context_length=config.model_config.max_model_len,
             kv_layout=KvLayout(
                 dtype=str(config.model_config.dtype).removeprefix("torch.") if dtype == "auto" else dtype,
