@@ -26,8 +26,8 @@ from frontend.flags import Credentials, FrontendSettings, parse_aliases, read_cr
 from frontend.http.body import Bodies, default_bytes
 from frontend.http.exchange import AsgiApp
 from frontend.http.guards import PAGE_PATHS, Guards
-from frontend.http.respond import BeginTrace, Services
 from frontend.http.server import HttpServer
+from frontend.http.services import BeginTrace, Services
 from frontend.metrics import Metrics
 from frontend.processes.siblings import Shared, Siblings
 from frontend.processes.supervisor import Place, Port, Supervisor

@@ -6,7 +6,7 @@ from typing import Literal
 
 from baton.pace import Pulse
 from baton.telemetry import Line
-from frontend.http.respond import Services
+from frontend.http.services import Services
 from frontend.metrics import Metrics
 from frontend.record import Attempt, Leg, Record
 

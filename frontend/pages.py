@@ -13,7 +13,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.staticfiles import StaticFiles
 
 from frontend.explain import explain, find, query_of
-from frontend.http.respond import Services
+from frontend.http.services import Services
 from frontend.metrics import CONTENT_TYPE, Scrape
 from frontend.routing.fleet import Fleet
 

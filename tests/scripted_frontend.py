@@ -19,7 +19,7 @@ from frontend.app import create_app
 from frontend.harmony.conversation import Conversation
 from frontend.harmony.render import render
 from frontend.http.exchange import AsgiApp
-from frontend.http.respond import Services
+from frontend.http.services import Services
 from frontend.record import Leg
 from frontend.responses.runs import ResponseState
 from frontend.responses.store import ResponseStore

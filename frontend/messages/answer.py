@@ -11,7 +11,8 @@ from baton.messages import TokenChunk
 from frontend.harmony.conversation import Begin, Delta, End, Text
 from frontend.http.answer import Answer
 from frontend.http.body import read
-from frontend.http.respond import Asked, Operations, Services, counting, generating
+from frontend.http.respond import Asked, Operations, counting, generating
+from frontend.http.services import Services
 from frontend.messages.request import Counted, MessagesBody, ThreadNotFound, turn_request
 from frontend.text.tokenizer import ContextTooLong
 from frontend.turn.choice import Choice

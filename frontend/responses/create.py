@@ -18,7 +18,8 @@ from frontend.harmony.conversation import (
     called_name,
 )
 from frontend.http.body import convert, read
-from frontend.http.respond import Asked, Services
+from frontend.http.respond import Asked
+from frontend.http.services import Services
 from frontend.responses.body import (
     LOGPROBS,
     AdditionalTools,

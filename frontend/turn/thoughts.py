@@ -25,11 +25,6 @@ from frontend.text.tokenizer import ModelTokenizer, SpecialToken
 PARAGRAPH = "\n\n"
 
 
-def answer_of(call_id: str) -> str:
-    """The id of the first call of the same answer, see `Choice`."""
-    return call_id.partition("-")[0]
-
-
 class Kept(msgspec.Struct, frozen=True, array_like=True, tag=0):
     """An answer with calls: its API key, the id of its first call, its messages or only its reasoning, and
     its prompt's date."""
@@ -134,7 +129,7 @@ class Thoughts:
 
     def recall(self, owner: str, call_id: str) -> Kept | None:
         """The answer with that call, if it is kept."""
-        key = owner, answer_of(call_id)
+        key = owner, call_id.partition("-")[0]  # the first call's, see `Choice`
         with self._lock:
             if (kept := self._by_id.get(key)) is not None:
                 self._by_id.move_to_end(key)
@@ -182,7 +177,7 @@ def joined(parts: Iterable[Turn]) -> Iterator[Turn]:
 def _answers(parts: Sequence[AssistantTurn], *, has_results: bool) -> Iterator[AssistantTurn]:
     """One turn per answer, which ends with its calls or, after the last call, with its text. What follows the
     last call belongs to its answer if results come next: the client has not taken it as the end."""
-    ids = [answer_of(part.tool_calls[0].call_id) for part in parts if part.tool_calls]
+    ids = [part.tool_calls[0].call_id.partition("-")[0] for part in parts if part.tool_calls]
     key: str | int = ids[-1] if ids and has_results else len(parts)
     keys = []
     for i in reversed(range(len(parts))):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from frontend.access import AccessMode, log_load, log_requests
-from frontend.http.respond import Services
+from frontend.http.services import Services
 from frontend.metrics import Metrics
 from frontend.record import Record
 from tests.clock import jumping
