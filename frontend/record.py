@@ -77,9 +77,7 @@ class Attempt(_Timed, kw_only=True, omit_defaults=True, gc=False):
     @property
     def waited_s(self) -> float:
         """How long it was on workers without a token."""
-        return sum(
-            lasted_s for stage, lasted_s in self.stages.items() if STAGES[stage].on and stage != "stream"
-        )
+        return sum(took_s for stage, took_s in self.stages.items() if STAGES[stage].on and stage != "stream")
 
     def worker(self, stage: Stage) -> str:
         """The worker on which this stage runs; each of them may do without the other."""

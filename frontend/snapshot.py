@@ -312,7 +312,8 @@ class Snapshots:
             name, reason = state.value, entry.reason or _REASONS.get(state, "")
             if state is State.LIVE:
                 name = "silent" if isinstance(found, BaseException) else "ready"
-                reason = "" if name == "ready" else getattr(found, "message", "sends no statistics in time")
+                why = getattr(found, "message", "sends no statistics in time")
+                reason = "" if name == "ready" else why.rpartition(" was lost: ")[2]
             known: dict[str, Any] = {
                 each: getattr(worker, each, getattr(found, each, None))
                 for each in WorkerView.__struct_fields__

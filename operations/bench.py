@@ -46,9 +46,7 @@ class BenchSettings(FrontendFlags):
     concurrency: int = flag(8, "how many at a time", metavar="N", at_least=1, at_most=1000)
     isl: int = flag(256, "tokens of a prompt, about", metavar="N", at_least=1, at_most=_MOST_TOKENS)
     osl: int = flag(64, "tokens of an answer", metavar="N", at_least=1, at_most=_MOST_TOKENS)
-    timeout_s: float = flag(
-        120.0, "a request that takes longer has failed", metavar="S", above=0, at_most=3600
-    )
+    timeout_s: float = flag(120.0, "longer requests have failed", metavar="S", above=0, at_most=3600)
     json: bool = flag(False, "figures as JSON")
 
 

@@ -37,9 +37,7 @@ def _fields(line: str) -> Mapping[str, Any]:
 
 
 def _record(fields: Mapping[str, Any]) -> Record:
-    stages: dict[Stage, float] = {
-        stage: float(fields[f"{stage}_s"]) for stage in STAGES if f"{stage}_s" in fields
-    }
+    stages = {stage: float(fields[f"{stage}_s"]) for stage in STAGES if f"{stage}_s" in fields}
     own = {stage: stages.pop(stage) for stage in [*stages] if STAGES[stage].group == "client"}
     failed = [_failed(text, fields, stages) for text in str(fields.get("failures", "")).split("; ") if text]
     record, leg, last = (

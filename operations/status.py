@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 
+from msgspec.structs import astuple
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
@@ -119,9 +120,10 @@ def _rates(fleet: Snapshot) -> Iterator[Text]:
     rates = f"{fleet.tokens_per_s:,.0f} tokens/s, {fleet.requests_per_s:,.1f} requests/s"
     refused = f", {fleet.refused_per_s:,.1f} refused/s" if fleet.refused_per_s else ""
     yield _line(f"{fleet.num_running} running, {fleet.num_queued} queued, {rates}{refused}")
-    for p in fleet.points[-1:]:
-        values = (p.ttft_p50_s, p.ttft_p99_s, p.itl_p50_s, p.itl_p99_s)
-        ms = ["-" if value_s is None else f"{1000 * value_s:.0f} ms" for value_s in values]
+    if fleet.points:
+        _, *series = zip(*map(astuple, fleet.points), strict=True)
+        last_s = (next((each for each in reversed(values) if each is not None), None) for values in series)
+        ms = ("-" if value_s is None else f"{1000 * value_s:.0f} ms" for value_s in last_s)
         yield _line("TTFT p50 {} p99 {}, ITL p50 {} p99 {}".format(*ms))
 
 

@@ -22,7 +22,8 @@ from operations.errors import CommandError, FrontendError, printable
 from operations.request_log import records_of
 
 _TIMEOUT_S = 10.0
-_NONE = {"slowest": "has ended", "failed": "has failed", "running": "is running"}
+_NONE = {"id": "of the newest, slowest and failed ones has this id", "slowest": "has ended"}
+_NONE |= {"failed": "has failed", "running": "is running"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,8 +47,7 @@ def why(parsed: Parsed[WhySettings]) -> int:
         sys.stdout.write(f"{msgspec.json.encode(found).decode()}\n")
         return int(not found.requests)
     if not found.requests:
-        kept = f"with the id {value!r} is known; kept are the newest, the slowest, the failed"
-        raise CommandError(f"no request {kept if by == 'id' else _NONE[by]}", exit_status=1)
+        raise CommandError(f"no request {_NONE[by]}", exit_status=1)
     sys.stdout.write("\n\n".join(map(text, found.requests)) + "\n")
     return 0
 
@@ -137,6 +137,6 @@ def _conclusion(found: Verdict | None) -> Iterator[str]:
         return
     where = f" on {found.worker}" if found.worker else ""
     crowd = f", most of the time with requests of {found.crowd}" if found.crowd else ""
-    longer = f"{_time(found.excess_s)} longer than usual"
-    yield f"  slow stage: {found.stage}{where}, {longer}: {found.cause}{crowd}"
+    longer = f", {_time(found.excess_s)} longer than usual" if found.excess_s else ""
+    yield f"  {'slow' if longer else 'failed'} stage: {found.stage}{where}{longer}: {found.cause}{crowd}"
     yield f"  what would have helped: {found.help}"

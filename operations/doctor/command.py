@@ -130,5 +130,5 @@ async def _agreed(wires: Wires) -> dict[str, Scores]:
         raise ValueError("; ".join(problems))
     scores = {worker.model: worker.scores for worker in workers if worker.scores is not None}
     if not scores:
-        raise ValueError("no worker with numbers is registered; start one of the trusted build")
+        raise ValueError(f"no worker with numbers is in {wires.registry_name()}; start one, or name another")
     return scores

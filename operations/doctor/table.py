@@ -127,7 +127,7 @@ TABLE = (
         "the frontend exits at start, or another program answers in its place",
         "ss -ltnp 'sport = :{f.http_port}'; stop it, or choose another --http-port"),
     Row(E, "server", lambda f: f.servers, lambda *_: True,
-        "{it}", "workers wait for it, 60 s at most, and exit; no request is served",
+        "{it}", "workers exit, after 60 s if it does not answer; no request is served",
         "start it, or correct its address, ETCD_AUTH_... or NATS_AUTH_... (deploy/README.md)"),
     Row(W, "memlock", _here, lambda f, _: f.wants_gpus and f.memlock_bytes is not None,
         "locked memory is limited to {f.memlock_bytes} bytes",

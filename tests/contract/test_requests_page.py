@@ -37,11 +37,11 @@ async def test_a_deadline_names_the_worker_that_did_not_answer() -> None:
         (found,) = (await frontend.get("/requests?failed=9")).json()["requests"]
         assert found["record"]["code"] == "deadline_exceeded"
         verdict = found["verdict"]
-        assert (verdict["stage"], verdict["worker"], verdict["cause"]) == (
+        assert [verdict[each] for each in ("stage", "worker", "cause")] == [
             "decode_wait",
             "d",
             "d did not answer",
-        )
+        ]
 
 
 async def test_who_follows_a_background_response_does_not_wait_for_its_prompt() -> None:

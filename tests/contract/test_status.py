@@ -37,7 +37,7 @@ FLEET = Snapshot(
                    host="", pid=0, age_s=1.0, engine="mocker", places=None),
     ],
     pairs=[],
-    points=[Point(at_s=1, ttft_p50_s=0.05, ttft_p99_s=0.5, itl_p50_s=None, itl_p99_s=None)],
+    points=[Point(1, 0.05, 0.5, None, None), Point(2, None, None, 0.01, 0.02)],
     slowest=[Slow(request_id="a\x1b[2J", status=503, duration_s=4.08, stages={"kv_move": 4.0}, verdict="")],
 )  # fmt: skip
 
@@ -90,7 +90,7 @@ def test_status_shows_load_workers_and_the_slowest_requests_without_a_proxy(look
     assert (code, lines[:-1]) == (0, [
         "healthy: 0 prefill, 0 decode",
         "3 running, 1 queued, 1,234 tokens/s, 2.0 requests/s, 0.5 refused/s",
-        "TTFT p50 50 ms p99 500 ms, ITL p50 - p99 -",
+        "TTFT p50 50 ms p99 500 ms, ITL p50 10 ms p99 20 ms",
         TITLES,
         "prefill-0  prefill  lost         -        -           -   1s  no heartbeat",
         "decode-0   decode   ready      2/4        1  ####.  75%   2m  h:7 mocker",

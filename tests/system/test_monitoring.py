@@ -44,9 +44,7 @@ class Scene(NamedTuple):
     def query(self, expression: str) -> dict[Labels, float]:
         reply = httpx.get(f"{self.prometheus}/api/v1/query", params={"query": expression}).json()
         assert reply["status"] == "success", reply
-        found = {
-            frozenset(each["metric"].items()): float(each["value"][1]) for each in reply["data"]["result"]
-        }
+        found = {frozenset(row["metric"].items()): float(row["value"][1]) for row in reply["data"]["result"]}
         return {labels: value for labels, value in found.items() if not math.isnan(value)}
 
 
@@ -87,9 +85,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
         try:
             found = Scene(stack, {worker.name: worker for worker in workers}, second, url)
             wait_for(lambda: len(found.query("baton_time_to_first_token_seconds_count > -1")) >= 8)
-            stack.answer(
-                "/v1/chat/completions", messages=[{"role": "user", "content": "Hello"}], max_tokens=40
-            )
+            stack.answer("/v1/chat/completions", messages=[{"role": "user", "content": "Hey"}], max_tokens=40)
             yield found
         finally:
             server.kill()

@@ -141,9 +141,7 @@ def test_top_fits_80_columns_and_survives_a_frontend_that_is_away(stack: Stack) 
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)])
-def test_a_signal_ends_top_and_restores_the_terminal(
-    stack: Stack, number: signal.Signals, status: int
-) -> None:
+def test_signals_end_top_and_restore_the_terminal(stack: Stack, number: signal.Signals, status: int) -> None:
     with Terminal(stack, "top") as terminal:
         while "healthy" not in terminal.text:
             assert terminal.read()

@@ -165,7 +165,8 @@ def test_a_client_that_reads_slowly(calm: Stack) -> None:
     with connection:
         with Paused(16.0) as lasted:
             connection.sendall(rest)
-        assert found(calm, "id=slow-reader")[0]["record"]["now"] == "stream"
+        running = found(calm, "id=slow-reader")[0]
+        assert (running["record"]["now"], running["verdict"]["stage"]) == ("stream", "send")
     record = explained(calm, "slow-reader")["record"]
     verdict = slow_stage(calm, "slow-reader", "send", "")
     assert 1 < verdict["excess_s"] < lasted.s < record["duration_s"] + 1

@@ -184,9 +184,7 @@ _FLAGS = st.lists(
 
 
 @given(st.dictionaries(st.sampled_from(_KEYS), _LEAVES), st.text("0123456789,-; GPUxMI", max_size=12), _FLAGS)
-def test_nothing_that_is_given_makes_doctor_itself_fail(
-    values: dict[str, object], gpus: str, line: str
-) -> None:
+def test_nothing_given_makes_doctor_itself_fail(values: dict[str, object], gpus: str, line: str) -> None:
     facts = set_of(given_of(b200_node(), "decode", values), "decode", gpus=gpus)
     facts = typed_of(facts, "prefill", line)
     assert text(findings(facts))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from baton.errors import ModelNotFound, NoWorkers, WorkerLost
+from baton.errors import BatonError, ModelNotFound, NoWorkers, WorkerLost
 from baton.messages import KvLayout, Reply, Request, Role, StatsRequest, WorkerInfo, WorkerStats
 from frontend.flags import parse_aliases
 from frontend.metrics import Metrics
@@ -38,6 +38,7 @@ class Registry(scripted.PlaneDouble):
         self.dead: set[str] = set()
         self.hung: set[str] = set()
         self.num_watching = self.num_calls = 0
+        self.error: BatonError = WorkerLost("no answer")
         self._snapshots: asyncio.Queue[tuple[WorkerInfo, ...]] = asyncio.Queue()
         self.show(*workers)
 
@@ -56,7 +57,7 @@ class Registry(scripted.PlaneDouble):
         assert isinstance(request, StatsRequest)
         self.num_calls += 1
         if address in self.dead:
-            raise WorkerLost("no answer")
+            raise self.error
         if address in self.hung:
             await asyncio.Event().wait()
         yield WorkerStats(num_running=3)

@@ -217,9 +217,7 @@ def test_of_many_attempts_the_first_and_the_latest_are_kept(clock: SimpleNamespa
     assert sum(record.spent().values()) == 1000
 
 
-def ended(
-    records: Records, request_id: str, at_s: float = 0.0, status: int = 200, num_legs: int = 1
-) -> Record:
+def ended(records: Records, request_id: str, at_s: float = 0, status: int = 200, num_legs: int = 1) -> Record:
     record = records.begin("/v1/chat/completions", request_id)
     record.at_s, record.status, record.model = at_s, status, "openai/gpt-oss-120b"
     for _ in range(num_legs):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from baton.errors import NotReady
+from baton.errors import BrokerLost, NotReady
 from frontend import snapshot
 from frontend.metrics import Metrics, Others
 from frontend.routing.fleet import Fleet
@@ -153,6 +153,10 @@ async def test_a_worker_without_statistics_is_silent_or_lost_and_has_no_figures(
         assert [each["num_running"] for each in body["workers"]][:2] == [None, None]
         assert all(each["reason"] for each in body["workers"])
         assert [found.worker_id for found, _ in await fleet.ask_all()] == ["d1", "p1"]
+        registry.dead, registry.error = {"p1"}, BrokerLost("worker p1 was lost: NATS is away")
+        fleet.table.note(worker("p1"), "answered")
+        await asyncio.sleep(1)  # virtual time
+        assert (await read(snapshots))["workers"][2]["reason"] == "NATS is away"
         assert {pair["state"] for pair in body["pairs"]} == {"away"}
 
 

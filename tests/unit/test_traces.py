@@ -129,7 +129,7 @@ def test_the_spans_of_a_request_that_lost_a_worker() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "code", "kind", "is_failure"),
+    ("status", "code", "kind", "is_error"),
     [
         (200, "", None, False),
         (429, "overloaded", "overloaded", False),
@@ -137,9 +137,7 @@ def test_the_spans_of_a_request_that_lost_a_worker() -> None:
         (504, "deadline_exceeded", "deadline_exceeded", True),
     ],
 )
-def test_a_failed_request_has_an_error_type(
-    status: int, code: str, kind: str | None, is_failure: bool
-) -> None:
+def test_a_failed_request_has_an_error_type(status: int, code: str, kind: str | None, is_error: bool) -> None:
     record = Record(
         request_id="r", route="/v1/responses/input_tokens", at_s=1, began_s=0, status=status, code=code
     )
@@ -147,7 +145,7 @@ def test_a_failed_request_has_an_error_type(
     (span,) = spans_of(record, Resource({}), {})
     assert (span.name, span.parent) == ("/v1/responses/input_tokens", None)
     assert (span.attributes or {}).get("error.type") == kind
-    assert (span.status.status_code is StatusCode.ERROR) == is_failure
+    assert (span.status.status_code is StatusCode.ERROR) == is_error
 
 
 def test_traces_that_nobody_takes_are_warned_of_once_without_secrets(

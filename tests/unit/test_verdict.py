@@ -7,10 +7,12 @@ import pytest
 
 from baton.telemetry import Formatter
 from frontend.access import line_of
+from frontend.explain import Explained
 from frontend.record import Attempt, Leg, Record
 from frontend.stages import STAGES, Stage
 from frontend.verdict import Usual, Verdict, verdict
 from operations.request_log import records_of
+from operations.why import text
 
 RECORD: list[Stage] = [stage for stage, rule in STAGES.items() if rule.group == "client"]
 ATTEMPT: list[Stage] = [stage for stage in STAGES if stage not in RECORD]
@@ -111,6 +113,11 @@ def test_what_failed_is_out_of_line_however_short(
     found = verdict(made, USUAL)
     assert isinstance(found, Verdict)
     assert (judged(made), found.cause) == (expected, cause)
+
+
+def test_what_failed_at_once_was_not_slow() -> None:
+    made = unsent("overloaded")
+    assert "failed stage: queue: all workers" in text(Explained(record=made, verdict=verdict(made, USUAL)))
 
 
 def test_what_all_requests_have_is_usual_but_for_waits() -> None:
