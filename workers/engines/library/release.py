@@ -1,7 +1,11 @@
-"""Which releases of a library Baton was tried with."""
+"""The classes of an installed library, and which of its releases Baton was tried with."""
 
+import dataclasses
+import functools
 import logging
+import pkgutil
 import re
+from typing import Any
 
 from workers.flags import DisaggregationMode
 from workers.settings import SettingsError
@@ -9,6 +13,11 @@ from workers.settings import SettingsError
 log = logging.getLogger(__name__)
 
 Release = tuple[int, int]
+
+
+def part(place: str) -> Any:
+    """The dataclass field of what the library has at `module:name`, imported for each instance."""
+    return dataclasses.field(default_factory=functools.partial(pkgutil.resolve_name, place))
 
 
 def release_of(version: str) -> Release | None:

@@ -4,7 +4,7 @@ import dataclasses
 import importlib
 from typing import Any
 
-from workers.engines.library.release import check_tried, release_of
+from workers.engines.library.release import check_tried, part, release_of
 from workers.flags import DisaggregationMode
 from workers.settings import SettingsError
 
@@ -20,35 +20,25 @@ class Library:
     """The classes of the installed build; capabilities are read from them, not from the version."""
 
     version: str
-    llm: Any
-    args: Any
-    sampling_params: Any
-    disaggregated_params: Any
-    guided_decoding_params: Any
-    logprob: Any
-    request_error: type[Exception]
+    llm: Any = part("tensorrt_llm:LLM")
+    args: Any = part("tensorrt_llm.llmapi.llm_args:TorchLlmArgs")
+    sampling_params: Any = part("tensorrt_llm:SamplingParams")
+    disaggregated_params: Any = part("tensorrt_llm:DisaggregatedParams")
+    guided_decoding_params: Any = part("tensorrt_llm.llmapi:GuidedDecodingParams")
+    logprob: Any = part("tensorrt_llm.executor.result:Logprob")
+    request_error: type[Exception] = part("tensorrt_llm.executor.utils:RequestError")
 
 
 def load_library(mode: DisaggregationMode = "agg") -> Library:
     """Import TensorRT-LLM. Raises SettingsError if it is missing or too old, or if `mode` hands KV over and
     Baton was not tried with the release."""
     try:
-        root = importlib.import_module("tensorrt_llm")
-        release = release_of(root.__version__)
+        version: str = importlib.import_module("tensorrt_llm").__version__
+        release = release_of(version)
         if release is not None and release < TRIED[0]:
-            raise SettingsError(f"TensorRT-LLM {root.__version__} is too old; {_INSTALL}")
-        check_tried("TensorRT-LLM", root.__version__, mode, TRIED)
-        llmapi = importlib.import_module("tensorrt_llm.llmapi")
-        return Library(
-            version=root.__version__,
-            llm=root.LLM,
-            args=importlib.import_module("tensorrt_llm.llmapi.llm_args").TorchLlmArgs,
-            sampling_params=root.SamplingParams,
-            disaggregated_params=root.DisaggregatedParams,
-            guided_decoding_params=llmapi.GuidedDecodingParams,
-            logprob=importlib.import_module("tensorrt_llm.executor.result").Logprob,
-            request_error=importlib.import_module("tensorrt_llm.executor.utils").RequestError,
-        )
+            raise SettingsError(f"TensorRT-LLM {version} is too old; {_INSTALL}")
+        check_tried("TensorRT-LLM", version, mode, TRIED)
+        return Library(version=version)
     except (ImportError, AttributeError) as error:
         raise SettingsError(f"TensorRT-LLM cannot be imported: {error}; {_INSTALL}") from error
 

@@ -7,7 +7,7 @@ import random
 from typing import Any
 
 from baton.own_address import why_not_bound
-from workers.engines.library.release import check_tried, release_of
+from workers.engines.library.release import check_tried, part, release_of
 from workers.engines.vllm.patches import NAMES, TRIED, WITHOUT, turned_off
 from workers.engines.vllm.settings import SECOND_RUNNER
 from workers.flags import DisaggregationMode
@@ -23,12 +23,12 @@ class Library:
     """The classes of the installed build; capabilities are read from them, not from the version."""
 
     version: str
-    llm: Any
-    engine_args: Any
-    sampling_params: Any
-    structured_outputs: Any
-    delta: Any
-    dead: type[Exception]
+    llm: Any = part("vllm.v1.engine.async_llm:AsyncLLM")
+    engine_args: Any = part("vllm.engine.arg_utils:AsyncEngineArgs")
+    sampling_params: Any = part("vllm.sampling_params:SamplingParams")
+    structured_outputs: Any = part("vllm.sampling_params:StructuredOutputsParams")
+    delta: Any = part("vllm.sampling_params:RequestOutputKind.DELTA")
+    dead: type[Exception] = part("vllm.v1.engine.exceptions:EngineDeadError")
 
 
 def load_library(host: str = "127.0.0.1", mode: DisaggregationMode = "agg") -> Library:
@@ -40,21 +40,11 @@ def load_library(host: str = "127.0.0.1", mode: DisaggregationMode = "agg") -> L
     _prepare_environment(host)
     try:
         version = importlib.import_module("vllm").__version__
-        sampling = importlib.import_module("vllm.sampling_params")
-        exceptions = importlib.import_module("vllm.v1.engine.exceptions")
         check_tried("vLLM", version, mode, TRIED)
         is_default = (release_of(version) or SECOND_RUNNER_SINCE) >= SECOND_RUNNER_SINCE
         if not is_default and importlib.import_module("vllm.triton_utils").HAS_TRITON:
             os.environ.setdefault(SECOND_RUNNER, "1")  # draws by seed and position: sampled answers resume
-        return Library(
-            version=version,
-            llm=importlib.import_module("vllm.v1.engine.async_llm").AsyncLLM,
-            engine_args=importlib.import_module("vllm.engine.arg_utils").AsyncEngineArgs,
-            sampling_params=sampling.SamplingParams,
-            structured_outputs=sampling.StructuredOutputsParams,
-            delta=sampling.RequestOutputKind.DELTA,
-            dead=exceptions.EngineDeadError,
-        )
+        return Library(version=version)
     except (ImportError, AttributeError) as error:
         raise SettingsError(f"vLLM cannot be imported: {error}; pip install '.[vllm]'") from error
 
