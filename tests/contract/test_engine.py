@@ -256,7 +256,7 @@ async def test_a_mixed_crowd_gets_what_each_gets_alone(build: Build) -> None:
 async def test_a_first_token_that_ends_the_answer_needs_no_handoff(build_sampling: Build) -> None:
     async with started(build_sampling, Role.PREFILL, Role.DECODE) as (prefill, decode):
         (first,) = await alone(decode, ask(20, max_tokens=1))
-        for options in ({"max_tokens": 1}, {"stop_token_ids": (first,)}):
+        for options in ({"max_tokens": 1}, {"stop_token_ids": (first + 1, first)}):
             (reply,) = await chunks(prefill.prefill(ask(20, **options)))
             assert isinstance(reply, TokenChunk)
             assert tokens([reply]) == [first]

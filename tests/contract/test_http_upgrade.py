@@ -70,23 +70,7 @@ async def serving() -> AsyncIterator[tuple[App, int]]:
         await server.drain()
 
 
-async def test_a_body_that_comes_after_its_head_is_not_the_next_request() -> None:
-    async with serving() as (app, port):
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(HEAD % len(BODY))
-        await until(lambda: app.requests)
-        writer.write(BODY[:20])
-        await asyncio.sleep(0.3)  # the rest comes later
-        writer.write(BODY[20:])
-        answer = await reader.read()
-        assert b"\r\nconnection: close\r\n" in answer
-        assert answer.endswith(b"\r\n\r\n%d" % len(BODY))
-        assert app.requests == [("POST", "/first")]
-        assert app.bodies == [BODY]
-        writer.close()
-
-
-@pytest.mark.parametrize("num_bytes", [1, 7, 1000])
+@pytest.mark.parametrize("num_bytes", [1, 7, 1000, None])
 @pytest.mark.parametrize(
     ("head", "body", "length"),
     [
@@ -97,16 +81,20 @@ async def test_a_body_that_comes_after_its_head_is_not_the_next_request() -> Non
     ids=["length", "chunks", "no body"],
 )
 async def test_an_offer_changes_nothing_wherever_the_data_is_cut(
-    head: bytes, body: bytes, length: int, num_bytes: int
+    head: bytes, body: bytes, length: int, num_bytes: int | None
 ) -> None:
+    """None: the body comes when the app has got the head."""
     async with serving() as (app, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        data = head + body
-        for i in range(0, len(data), num_bytes):
-            writer.write(data[i : i + num_bytes])
-            await asyncio.sleep(0)  # each piece is a write
-        assert (await reader.read()).endswith(b"\r\n\r\n%d" % length)
-        assert len(app.requests) == 1
+        data, size = head + body, num_bytes or len(head)
+        for i in range(0, len(data), size):
+            writer.write(data[i : i + size])  # each piece is a write
+            await (asyncio.sleep(0) if num_bytes else until(lambda: app.requests))
+        answer = await reader.read()
+        assert b"\r\nconnection: close\r\n" in answer
+        assert answer.endswith(b"\r\n\r\n%d" % length)
+        assert [path for _, path in app.requests] == ["/first"]
+        assert app.bodies == [body if b"chunked" not in head else b"GET"]
         writer.close()
 
 

@@ -11,9 +11,8 @@ from tensorrt_llm.llmapi.llm import LLM
 from tensorrt_llm.traps import sprung
 
 from baton.errors import InvalidRequest, WorkerLost
-from baton.messages import Guided, MessageForm
 from tests.engine_calls import ask, handed_over, next_handoff, tokens
-from tests.trtllm_engine import CONFIG, NO_WATCHDOG, executor, new_engine, started
+from tests.trtllm_engine import CONFIG, executor, new_engine, started
 from tests.waiting import PATIENCE_S, scaled, until
 from workers.engines.library.engine import LibraryEngine
 from workers.engines.trtllm.library import load_library
@@ -61,17 +60,8 @@ async def test_a_prefill_closed_as_its_response_arrives_is_harmless(checkpoint: 
         assert await served(engine)
 
 
-async def test_the_first_request_to_meet_a_fatal_error_tells_the_worker(checkpoint: Path) -> None:
-    async with started(checkpoint, patience=NO_WATCHDOG) as engine:
-        executor(engine).die("out of the blue")
-        with pytest.raises(WorkerLost, match="LLM is shutting down"):
-            await tokens(engine.decode(ask()))
-        async with asyncio.timeout(PATIENCE_S):
-            assert "LLM is shutting down" in await engine.failed()
-
-
 async def test_a_hanging_health_check_delays_nothing_and_is_a_failure(checkpoint: Path) -> None:
-    patience = Patience(poll_s=0.01, health_s=scaled(1.0))
+    patience = Patience(poll_s=0.01, health_s=scaled(3.0))
     async with started(checkpoint, patience=patience) as engine:
         with sprung(health_hangs=True):
             assert await served(engine)
@@ -87,19 +77,6 @@ async def test_a_shutdown_that_hangs_ends_the_process(checkpoint: Path) -> None:
         stopping = asyncio.create_task(engine.stop())
         await until(lambda: left == [1])
     await stopping
-
-
-async def test_a_schema_that_does_not_compile_is_the_clients_fault(checkpoint: Path) -> None:
-    last = MessageForm(
-        headers=("x",), end="<|return|>", grammar='{"type": "nonsense"}', param="response_format"
-    )
-    form = Guided(last=(last,))
-    async with started(checkpoint) as engine:
-        for answer in (engine.prefill(ask(guided=form)), engine.decode(ask(guided=form))):
-            with pytest.raises(InvalidRequest, match='Unsupported type "nonsense"') as refused:
-                await anext(answer)
-            assert refused.value.param == "response_format"
-        assert await served(engine)
 
 
 async def test_a_context_that_the_kv_cache_cannot_hold_is_not_announced(checkpoint: Path) -> None:

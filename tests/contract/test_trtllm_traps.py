@@ -16,7 +16,7 @@ from tensorrt_llm.traps import sprung
 
 from baton.errors import DeadlineExceeded, EngineFailure, HandoffFailed, InvalidRequest, WorkerLost
 from baton.frames import FROM_CALLER, FROM_WORKER, Next, Open
-from baton.messages import NO_TOKEN, GenerateRequest, KvHandoff, TokenChunk, after_handoff
+from baton.messages import NO_TOKEN, GenerateRequest, KvHandoff, after_handoff
 from tests.engine_calls import ask, handed_over, left_handoff, next_handoff, tokens
 from tests.trtllm_engine import KV_TIMEOUT_S, NO_WATCHDOG, executor, new_engine, started
 from tests.waiting import PATIENCE_S, scaled, until
@@ -138,16 +138,6 @@ async def test_a_context_response_without_its_token_is_a_handoff_whose_token_dec
         assert answer == await tokens(engine.decode(ask()))
 
 
-async def test_a_first_token_that_is_any_stop_token_is_not_handed_over(checkpoint: Path) -> None:
-    async with started(checkpoint) as engine:
-        first, *_ = await tokens(engine.decode(ask()))
-        stopping = ask(stop_token_ids=(first + 1, first))  # TensorRT-LLM's end_id is the other one
-        async with aclosing(engine.prefill(stopping)) as replies:
-            reply = await anext(replies)
-        assert isinstance(reply, TokenChunk)
-        assert (reply.token_ids, reply.finish_reason) == ((first,), "stop")
-
-
 async def test_a_prompt_longer_than_the_transceivers_buffer_is_refused_with_both_numbers(
     checkpoint: Path,
 ) -> None:
@@ -157,12 +147,6 @@ async def test_a_prompt_longer_than_the_transceivers_buffer_is_refused_with_both
         with pytest.raises(InvalidRequest, match="300 tokens; the KV of at most 256"):
             await next_handoff(engine.prefill(ask(300)))
         assert len(await tokens(engine.decode(ask(300)))) == 12
-
-
-async def test_a_prompt_that_tensorrt_llm_refuses_is_the_clients_fault(checkpoint: Path) -> None:
-    async with started(checkpoint, enable_chunked_prefill=False) as engine:
-        with pytest.raises(InvalidRequest, match="exceeds max_num_tokens 64"):
-            await tokens(engine.decode(ask(65)))
 
 
 async def test_tokens_of_several_steps_come_in_one_chunk(checkpoint: Path) -> None:
@@ -197,7 +181,7 @@ async def test_a_recorded_fatal_error_is_noticed_without_a_request(checkpoint: P
 
 async def test_a_frozen_event_loop_ends_the_process() -> None:
     left: list[int] = []
-    patience = Patience(poll_s=0.01, health_s=scaled(0.5))
+    patience = Patience(poll_s=0.01, health_s=scaled(2.0))
     watching = asyncio.create_task(Watchdog(object(), leave=left.append, patience=patience).broken())
     await asyncio.sleep(0.05)  # several watchdog checks
     assert left == []

@@ -70,22 +70,20 @@ def expected(reference: GptOssForCausalLM, ids: list[int]) -> torch.Tensor:
     return logits
 
 
-@pytest.mark.parametrize("num_tokens", [1, 2, WINDOW - 1, WINDOW, WINDOW + 1, 150])
-def test_a_prompt_has_the_logits_of_transformers(
-    paged: Paged, reference: GptOssForCausalLM, num_tokens: int
+@pytest.mark.parametrize(
+    ("num_tokens", "chunk"),
+    [
+        *((n, n) for n in (1, 2, WINDOW - 1, WINDOW, WINDOW + 1, 150)),
+        *((100, n) for n in (1, 7, TOKENS_PER_BLOCK, WINDOW, 64)),
+    ],
+)
+def test_a_prompt_has_the_logits_of_transformers_whole_and_in_chunks(
+    paged: Paged, reference: GptOssForCausalLM, num_tokens: int, chunk: int
 ) -> None:
     ids = prompt(num_tokens)
-    logits = paged.run_in_chunks(ids, num_tokens)
+    logits = paged.run_in_chunks(ids, chunk)
     assert logits.shape == (num_tokens, VOCAB_SIZE)
     torch.testing.assert_close(logits, expected(reference, ids), atol=TOLERANCE, rtol=0)
-
-
-@pytest.mark.parametrize("chunk", [1, 7, TOKENS_PER_BLOCK, WINDOW, 64])
-def test_chunks_of_any_size_change_nothing(paged: Paged, reference: GptOssForCausalLM, chunk: int) -> None:
-    ids = prompt(100)
-    torch.testing.assert_close(
-        paged.run_in_chunks(ids, chunk), expected(reference, ids), atol=TOLERANCE, rtol=0
-    )
 
 
 @pytest.mark.parametrize("num_scores", [1, 5000])
