@@ -22,12 +22,11 @@ import pytest
 
 from baton.errors import HandoffFailed
 from tests.certificates import shared_peer
-from tests.waiting import PATIENCE_S, scaled, signal_process
+from tests.waiting import PATIENCE_S, signal_process
 from workers.kv.memory import Memory, host_memory
 from workers.kv.transceiver import CacheTransceiver, Ticket, choose_transceiver
 
 LARGE_BYTES = 128 << 20
-SOON_S = scaled(1.0)
 KINDS = ("tcp", "tls", "ucx", "ucx-stream")
 
 needs_nixl = pytest.mark.skipif(

@@ -215,7 +215,7 @@ class Stack:
         )
         return total, round(num)
 
-    def wait_idle(self, timeout_s: float = 10.0) -> None:
+    def wait_idle(self, timeout_s: float = 60.0) -> None:
         """Wait until no request runs and no block is used or pinned on any worker."""
         held = ("worker_running_requests", "worker_waiting_requests", "kv_used_blocks", "kv_pinned_blocks")
         wait_for(lambda: not self.gauge(*(f"baton_{name}" for name in held)), timeout_s)

@@ -170,7 +170,7 @@ async def test_the_endpoint_of_a_watch_without_an_answer_is_left() -> None:
     async with (
         serving(first) as url,
         serving(second) as other,
-        client(url, other, timeout_s=scaled(0.5)) as rpc,
+        client(url, other, timeout_s=scaled(2.0)) as rpc,
     ):
         with pytest.raises(EtcdError, match="did not answer"):
             _ = [batch async for batch in rpc.watch(KEY, 1, None)]

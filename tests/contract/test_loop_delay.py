@@ -55,4 +55,4 @@ async def test_a_stopped_process_was_late(works: str, loop: str) -> None:
         child.kill()
         await child.wait()
     assert delay_s > stopped_s - 0.15, "its timer fires every 0.1 s"
-    assert starved_s < delay_s / 2
+    assert starved_s < delay_s - stopped_s / 2, "of the rest it may have waited for a CPU"

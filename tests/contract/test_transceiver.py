@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from baton.errors import HandoffFailed
-from tests.kv_peer import SOON_S, Command, Far, near, pattern, place_of, pulled, readers_of
-from tests.waiting import until
+from tests.kv_peer import Command, Far, near, pattern, place_of, pulled, readers_of
+from tests.waiting import FAILOVER_S, PATIENCE_S, until
 from workers.kv.memory import host_memory
 
 
@@ -25,10 +25,10 @@ async def test_a_puller_takes_only_the_end_that_it_lacks(far: Far, num_bytes: in
     async with near(far.kind) as here:
         ticket = await far.offer(5 << 20, seed=3)
         into = bytearray(num_bytes)
-        await here.pull(ticket, host_memory(into), 10)
+        await here.pull(ticket, host_memory(into), PATIENCE_S)
         assert into == pattern(5 << 20, 3)[-num_bytes:]
         back = here.offer(host_memory(pattern(5 << 20, 3)))
-        await here.pull(back, host_memory(into), 10)
+        await here.pull(back, host_memory(into), PATIENCE_S)
         assert await here.moved(back) == num_bytes
 
 
@@ -38,7 +38,7 @@ async def test_the_source_learns_that_the_bytes_have_moved(far: Far) -> None:
         moved = asyncio.create_task(here.moved(ticket))
         answer = await far.pull(ticket, seed=5)
         assert answer.intact, answer.error
-        async with asyncio.timeout(SOON_S):
+        async with asyncio.timeout(FAILOVER_S):
             await moved
         await here.moved(ticket)
         here.withdraw(ticket)
@@ -63,7 +63,7 @@ async def test_a_staging_buffer_is_used_again_for_other_bytes_and_sizes(far: Far
             assert answer.intact, answer.error
             here.withdraw(ticket)
             back = await far.offer(num_bytes, seed=seed + 50)
-            await here.pull(back, staging.part(7, num_bytes), 10)
+            await here.pull(back, staging.part(7, num_bytes), PATIENCE_S)
             assert buffer[7 : 7 + num_bytes] == pattern(num_bytes, seed + 50)
 
 
@@ -78,7 +78,7 @@ async def test_what_was_withdrawn_is_not_pulled(far: Far) -> None:
             await moved
         answer = await far.pull(ticket)
         assert answer.error
-        assert answer.elapsed_s < SOON_S
+        assert answer.elapsed_s < FAILOVER_S
 
 
 async def test_the_wait_for_an_unwanted_offer_can_be_cancelled(far: Far) -> None:
@@ -118,11 +118,11 @@ async def test_a_ticket_for_another_wire_or_another_size_is_refused(far: Far) ->
         ticket = await far.offer(4096)
         into = host_memory(bytearray(4096))
         with pytest.raises(HandoffFailed):
-            await here.pull(msgspec.structs.replace(ticket, wire="pigeon"), into, 5)
+            await here.pull(msgspec.structs.replace(ticket, wire="pigeon"), into, PATIENCE_S)
         with pytest.raises(HandoffFailed):
-            await here.pull(msgspec.structs.replace(ticket, address="x"), into, 5)
+            await here.pull(msgspec.structs.replace(ticket, address="x"), into, PATIENCE_S)
         with pytest.raises(HandoffFailed, match="4097 bytes were requested; 4096 are offered"):
-            await here.pull(ticket, host_memory(bytearray(4097)), 5)
+            await here.pull(ticket, host_memory(bytearray(4097)), PATIENCE_S)
 
 
 async def test_pinned_offers_cost_no_cpu(far: Far) -> None:

@@ -8,8 +8,8 @@ import threading
 import pytest
 
 from baton.errors import HandoffFailed
-from tests.kv_peer import LARGE_BYTES, SOON_S, WIRES, Command, Far, failure, near, pattern, readers_of, victim
-from tests.waiting import PATIENCE_S, until
+from tests.kv_peer import LARGE_BYTES, WIRES, Command, Far, failure, near, pattern, readers_of, victim
+from tests.waiting import FAILOVER_S, PATIENCE_S, until
 from workers.kv.memory import host_memory
 from workers.kv.transceiver import CacheTransceiver
 
@@ -23,11 +23,11 @@ async def test_a_frozen_source_costs_the_puller_its_deadline_and_never_writes_la
             await asyncio.sleep(step * 0.002)  # another moment each time
             far.signal(signal.SIGSTOP)
             try:
-                await asyncio.wait({pull}, timeout=0.3 + SOON_S)
+                await asyncio.wait({pull}, timeout=FAILOVER_S)
                 if pull.done() and pull.exception() is None:
                     assert step > 0  # it had finished before the source froze
                     continue
-                assert await failure(pull) < SOON_S
+                assert await failure(pull) < FAILOVER_S
                 into[:] = b"\x55" * len(into)
             finally:
                 far.signal(signal.SIGCONT)
@@ -63,19 +63,19 @@ async def test_a_killed_source_fails_the_pull_at_once_and_its_successor_is_pulle
     async with near(kind) as here:
         with victim(kind) as far:
             warm = await far.offer(4096, seed=1)
-            await here.pull(warm, host_memory(bytearray(4096)), 10)
+            await here.pull(warm, host_memory(bytearray(4096)), PATIENCE_S)
             ticket = await far.offer(LARGE_BYTES, seed=1)
             into = bytearray(LARGE_BYTES)
-            pull = asyncio.create_task(here.pull(ticket, host_memory(into), 30))
+            pull = asyncio.create_task(here.pull(ticket, host_memory(into), PATIENCE_S))
             await until(lambda: into[0] != 0, pause_s=0)
             far.signal(signal.SIGKILL)
-            assert await failure(pull) < SOON_S
-            late = asyncio.create_task(here.pull(ticket, host_memory(into), 30))
-            assert await failure(late) < SOON_S
+            assert await failure(pull) < FAILOVER_S
+            late = asyncio.create_task(here.pull(ticket, host_memory(into), PATIENCE_S))
+            assert await failure(late) < FAILOVER_S
         with victim(kind) as far:
             ticket = await far.offer(4096, seed=2)
             small = bytearray(4096)
-            await here.pull(ticket, host_memory(small), 10)
+            await here.pull(ticket, host_memory(small), PATIENCE_S)
             assert small == pattern(4096, 2)
 
 
@@ -101,9 +101,9 @@ async def test_closing_ends_every_wait(far: Far) -> None:
         there = await far.offer(4096)
         far.signal(signal.SIGSTOP)
         try:
-            pull = asyncio.create_task(here.pull(there, host_memory(bytearray(4096)), 30))
+            pull = asyncio.create_task(here.pull(there, host_memory(bytearray(4096)), PATIENCE_S))
             await asyncio.sleep(0.02)  # there is no event to wait for
-            async with asyncio.timeout(SOON_S):
+            async with asyncio.timeout(FAILOVER_S):
                 await here.close()
                 await failure(pull)
         finally:
@@ -133,7 +133,7 @@ async def test_two_hundred_rounds_leak_neither_files_nor_threads(far: Far) -> No
         for i in range(num):
             buffer = bytearray(5000)
             ticket = await far.offer(5000, seed=i)
-            await here.pull(ticket, host_memory(buffer), 10)
+            await here.pull(ticket, host_memory(buffer), PATIENCE_S)
             await far.ask(Command("withdraw", ticket=ticket))
             back = here.offer(host_memory(buffer))
             assert (await far.pull(back, seed=i)).intact

@@ -114,4 +114,4 @@ def test_a_killed_frontend_leaves_nothing_running(stack: Stack) -> None:
     stack.frontend("--request-timeout-s", "60")
     wait_for(lambda: stack.health() != {})
 
-    stack.wait_idle(15)
+    stack.wait_idle()

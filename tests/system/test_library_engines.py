@@ -145,7 +145,7 @@ def test_a_killed_prefill_worker_loses_no_answer(stack: Stack, worker: Worker) -
 
     assert complete(stack) == expected
     assert "GARBAGE" not in decode.text()
-    stack.wait_idle(15)
+    stack.wait_idle()
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from tests.stack import MODEL, Process, Stack
-from tests.waiting import wait_for
+from tests.waiting import PATIENCE_S, wait_for
 
 NUM_CONNECTIONS = 400
 NUM_DESCRIPTORS = 256
@@ -42,7 +42,7 @@ def connections(port: int, first_bytes: bytes = b"") -> Iterator[list[socket.soc
     with ExitStack() as opened:
         found = []
         for _ in range(NUM_CONNECTIONS):
-            found.append(opened.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5)))
+            found.append(opened.enter_context(socket.create_connection(("127.0.0.1", port), PATIENCE_S)))
             if first_bytes:
                 with suppress(ConnectionError):  # it already had to make room
                     found[-1].sendall(first_bytes)

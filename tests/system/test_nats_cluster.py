@@ -44,8 +44,7 @@ def test_streams_outlive_each_server_of_a_cluster(stack: Stack, servers: list[Se
     for process in stack.processes:
         assert "plane=unreachable" in process.text()  # it was connected to one of them
     wait_for(lambda: stack.health()["status"] == "healthy")
-    # Workers whose own server lived keep a silent caller for three times the liveness limit.
-    stack.wait_idle(30)
+    stack.wait_idle()
 
 
 @pytest.fixture
@@ -79,4 +78,4 @@ def test_streams_cross_a_leaf_node_and_outlive_it(hub_and_leaf: list[ServerProce
         leaf.start()
 
         read_all(streams, expected)
-        stack.wait_idle(30)
+        stack.wait_idle()

@@ -130,7 +130,7 @@ def test_an_answer_keeps_its_tokens_and_reasoning_in_the_other_process(client: h
 
 def test_a_process_that_dies_is_replaced(frontend: Process, client: httpx.Client) -> None:
     before = children(frontend)
-    with streaming(client) as opened:
+    with streaming(client, 500) as opened:  # none has ended when the last one has begun
         lines = [stream.iter_lines() for stream in opened]
         assert all(any(line.startswith("data: ") for line in each) for each in lines)
         os.kill(min(before), signal.SIGKILL)
@@ -167,11 +167,11 @@ def stream_of(num_tokens: int) -> Any:
 
 
 @contextmanager
-def streaming(client: httpx.Client) -> Iterator[list[httpx.Response]]:
+def streaming(client: httpx.Client, num_tokens: int = 150) -> Iterator[list[httpx.Response]]:
     """Eight streams, over both processes."""
     with ExitStack() as open_:
         yield [
-            open_.enter_context(client.stream("POST", "/v1/completions", json=stream_of(150)))
+            open_.enter_context(client.stream("POST", "/v1/completions", json=stream_of(num_tokens)))
             for _ in range(8)
         ]
 

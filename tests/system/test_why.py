@@ -61,10 +61,12 @@ def explained(stack: Stack, request_id: str) -> dict[str, Any]:
 
 
 def slow_stage(stack: Stack, request_id: str, stage: str, worker: str, lasted_s: float | None = None) -> Any:
-    """The verdict, whose stage and worker are these; it was out of line for so long, within a fifth."""
+    """The verdict, whose stage and worker are these, or none if other work held the worker up; it was out of
+    line for so long, within a fifth."""
     explanation = explained(stack, request_id)
     verdict = explanation["verdict"]
     assert verdict is not None, explanation
+    worker = "" if HELD_UP.fullmatch(verdict["cause"]) else worker
     assert (verdict["stage"], verdict.get("worker", "")) == (stage, worker), explanation
     if lasted_s is not None:
         assert verdict["excess_s"] == pytest.approx(lasted_s, rel=0.2, abs=0.05), explanation
@@ -339,13 +341,14 @@ def test_prompts_that_wait_for_a_prefill_worker(small: Stack, capsys: Any) -> No
         each.result()
     both = [explained(small, f"prompt-{i}") for i in range(2)]
     second, first = sorted(both, key=lambda each: (each["verdict"] or {}).get("stage") != "prefill_wait")
-    assert second["verdict"]["worker"] == "prefill-0"
+    verdict = second["verdict"]
+    assert verdict["worker"] == "prefill-0" or HELD_UP.fullmatch(verdict["cause"])
     free_s = sent_s(first) + first["record"]["legs"][0]["attempts"][0]["stages"]["prefill"]
-    assert second["verdict"]["excess_s"] == pytest.approx(free_s - sent_s(second), rel=0.2, abs=0.1)
+    assert verdict["excess_s"] == pytest.approx(free_s - sent_s(second), rel=0.2, abs=0.1)
     request_id, log = second["record"]["request_id"], small.folder / "frontend.log"
     wait_for(lambda: f'"request_id": "{request_id}"' in log.read_text())
     assert main(["why", request_id, "--log", str(log)]) == 0
-    assert "slow stage: prefill_wait on prefill-0" in capsys.readouterr().out
+    assert "slow stage: prefill_wait" in capsys.readouterr().out
     assert main(["why", "--slowest", "1", "--json", "--log", str(log)]) == 0
     assert len(json.loads(capsys.readouterr().out)["requests"]) == 1
 
