@@ -110,4 +110,4 @@ def test_full_blocks_are_found_while_their_sequence_runs_and_the_rest_by_one_tha
     target.add(again)
     target.add(other)
     assert sizes(target.plan()) == [(11, 3), (8, 6)], "only one may write on in the block"
-    assert (again.num_cached, target.num_cached_tokens) == (11, 19)
+    assert (again.num_cached, target.counts["num_cached_tokens"]) == (11, 19)

@@ -76,7 +76,7 @@ async def test_a_call_that_ends_during_a_step_does_not_hurt_the_others(
         end(steps, gone)
         model.may_step.set()
         assert len(await chunks(stays)) == 3
-        assert steps.num_generated_tokens == 3
+        assert steps.scheduler.counts["num_generated_tokens"] == 3
         assert not steps.broke.done()
 
 

@@ -122,13 +122,9 @@ class EmbeddedEngine:
             kv_used_blocks=scheduler.ledger.num_used,
             kv_pinned_blocks=scheduler.ledger.num_pinned,
             kv_cached_blocks=scheduler.ledger.num_kept,
-            num_prompt_tokens=steps.num_prompt_tokens,
-            num_cached_tokens=scheduler.num_cached_tokens,
-            num_generated_tokens=steps.num_generated_tokens,
-            num_accepted_guesses=scheduler.num_accepted_guesses,
-            num_rejected_guesses=scheduler.num_rejected_guesses,
             kv_move_s=self._move_s,
             **self._counts,
+            **scheduler.counts,
         )
 
     async def failed(self) -> str:

@@ -1,7 +1,7 @@
 """The scheduler: chooses each step's requests and tokens, without torch or a clock."""
 
 import enum
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -113,7 +113,7 @@ class Scheduler:
     ) -> None:
         self._tokens_per_block = settings.kv_cache_config.tokens_per_block
         self.ledger = BlockLedger(num_blocks)
-        self.num_cached_tokens = self.num_accepted_guesses = self.num_rejected_guesses = 0
+        self.counts: Counter[str] = Counter()  # as `WorkerStats` names them
         self._settings = settings
         self._max_num_tokens = settings.max_num_tokens
         self._reuses_blocks = settings.kv_cache_config.enable_block_reuse
@@ -210,8 +210,8 @@ class Scheduler:
         self._note_computed(sequence, sequence.num_computed + num_run + len(right))
         if sequence.guesser is not None and work.num_guessed:
             sequence.guesser.note(work.num_guessed, len(right))
-            self.num_accepted_guesses += len(right)
-            self.num_rejected_guesses += work.num_guessed - len(right)
+            self.counts["num_accepted_guesses"] += len(right)
+            self.counts["num_rejected_guesses"] += work.num_guessed - len(right)
         if not token_ids:
             return None
         reason = self._append(sequence, token_ids[-1])
@@ -295,7 +295,7 @@ class Scheduler:
             self._waiting.popleft()
             sequence.lease = lease
             sequence.num_computed = sequence.num_cached = num_found
-            self.num_cached_tokens += num_found
+            self.counts["num_cached_tokens"] += num_found
             self._admitted[sequence] = None
             sequence.phase = Phase.PULLING if sequence.pulls_kv else Phase.RUNNING
             if sequence.pulls_kv:

@@ -52,8 +52,6 @@ class StepLoop:
     ) -> None:
         self.runner = runner
         self.scheduler = scheduler
-        self.num_prompt_tokens = 0
-        self.num_generated_tokens = 0
         self.broke: asyncio.Future[str] = asyncio.Future()  # the reason
         self._thread = thread
         self._max_calls = max_calls
@@ -157,12 +155,13 @@ class StepLoop:
             sequence = work.sequence
             if sequence.phase is not Phase.RUNNING:
                 continue  # closed during the step
-            self.num_prompt_tokens += max(0, min(len(work.token_ids), sequence.num_prompt - work.start))
+            num_prompt = max(0, min(len(work.token_ids), sequence.num_prompt - work.start))
+            self.scheduler.counts["num_prompt_tokens"] += num_prompt
             reason = self.scheduler.advance(work, [token.token_id for token in tokens])
             if tokens:
                 self._deliver(self._calls[sequence], tokens, reason)
                 self._ask_mask(sequence)
-                self.num_generated_tokens += len(tokens)
+                self.scheduler.counts["num_generated_tokens"] += len(tokens)
 
     def _ask_mask(self, sequence: Sequence) -> None:
         """Request the mask of the sequence's next token, if it is guided."""
