@@ -142,14 +142,11 @@ class TextWriter(ChoiceWriter):
         return self._chunk(self._echo, None) if self._echo else b""
 
     def write(self, deltas: Sequence[Delta]) -> bytes:
-        chunks = []
-        for delta in deltas:
-            if isinstance(delta, Text) and not self._is_silent:
-                if self.stream:
-                    chunks.append(self._chunk(delta.text, self._logprobs(delta.stop)))
-                else:
-                    self._texts.append(delta.text)
-        return b"".join(chunks)
+        texts = [delta for delta in deltas if isinstance(delta, Text) and not self._is_silent]
+        if self.stream:
+            return b"".join([self._chunk(delta.text, self._logprobs(delta.stop)) for delta in texts])
+        self._texts += [delta.text for delta in texts]
+        return b""
 
     def end(self) -> bytes:
         """The last chunk, with the log probabilities of trailing tokens without text."""

@@ -152,7 +152,7 @@ def content_logprobs(entries: Sequence[TokenLogprob], tokenizer: ModelTokenizer)
 
     def fields(token_id: int, logprob: float) -> tuple[str, float, list[int]]:
         data = tokenizer.token_bytes(token_id)
-        return _text(data), _finite(logprob), list(data)
+        return data.decode(errors="replace"), _finite(logprob), list(data)
 
     return [
         ContentLogprob(
@@ -182,10 +182,6 @@ def legacy_logprobs(
         top_logprobs=[*none, *tops],
         text_offset=list(map(offset_of, ids)),
     )
-
-
-def _text(data: bytes) -> str:
-    return data.decode(errors="replace")
 
 
 def _finite(logprob: float) -> float:

@@ -158,9 +158,7 @@ class ResponseBody(ConversationFields, kw_only=True):
         if self.background and self.store is False:
             raise InvalidRequest.at("background", "needs `store`: true.")
         if not (self.input or self.instructions or self.previous_response_id):
-            raise InvalidRequest.at(
-                "input", "is missing; it is required without `instructions` or `previous_response_id`."
-            )
+            raise InvalidRequest.at("input", "is missing, as are `instructions` and `previous_response_id`.")
 
     @property
     def effort(self) -> AnyEffort:

@@ -90,9 +90,7 @@ async def history(response_id: str, responses: ResponseState, key_name: str) -> 
     """All input and output items up to the end of the previous response, one of that key."""
     previous = await responses.find(response_id, key_name)
     if previous is not None and previous.status == RUNNING:
-        raise InvalidRequest.at(
-            "previous_response_id", f"is {response_id!r}, which is still in progress; wait."
-        )
+        raise InvalidRequest.at("previous_response_id", f"is {response_id!r}, which still runs; wait.")
     chain = await responses.store.chain(response_id, key_name)
     if chain is None:
         raise PreviousNotFound(

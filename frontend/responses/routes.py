@@ -150,9 +150,7 @@ class ResponseRoutes:
         """`POST /v1/responses/{response_id}/cancel`; a response that has ended is returned unchanged."""
         found = await self._stopped(exchange)
         if not found.is_background:
-            raise InvalidRequest.at(
-                "response_id", f"is {found.id!r}; only background responses can be cancelled."
-            )
+            raise InvalidRequest.at("response_id", f"is {found.id!r}; only background ones can be cancelled.")
         await exchange.answer(200, msgspec.Raw(found.body))
 
     async def input_items(self, exchange: Exchange, services: Services, record: Record) -> None:  # noqa: ARG002  a Serve

@@ -198,10 +198,9 @@ class ResponseStore:
         """Do the work in the thread, in 2 s at most unless it `waits`. Raises StoreFailure."""
         done = asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
         try:
-            if waits:
-                return await done
-            await asyncio.wait([done], timeout=_ANSWER_S / 2)  # over at once if this process stood still
-            return await asyncio.wait_for(done, _ANSWER_S / 2)
+            if not waits:  # two waits: one is over at once if this process stood still
+                await asyncio.wait([done], timeout=_ANSWER_S / 2)
+            return await asyncio.wait_for(done, None if waits else _ANSWER_S / 2)
         except TimeoutError:
             raise StoreFailure(f"The response store {self.path} does not answer.") from None
         except (sqlite3.Error, OSError) as error:

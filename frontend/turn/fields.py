@@ -37,14 +37,9 @@ GrammarChoices = Annotated[list[GrammarText], msgspec.Meta(min_length=1)]
 AnyEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 # The nearest effort that gpt-oss has; it cannot turn reasoning off.
 NEAREST_EFFORT: dict[AnyEffort, ReasoningEffort] = {
-    "none": "low",
-    "minimal": "low",
-    "low": "low",
-    "medium": "medium",
-    "high": "high",
-    "xhigh": "high",
-    "max": "high",
-}
+    "none": "low", "minimal": "low", "low": "low", "medium": "medium",
+    "high": "high", "xhigh": "high", "max": "high",
+}  # fmt: skip
 
 
 class GuidedFields(msgspec.Struct, kw_only=True):

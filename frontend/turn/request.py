@@ -188,9 +188,8 @@ def demanded(request: TurnRequest) -> Guided | None:
     elif (answer := _demanded_format(fields, None)) is not None:
         form = _checked(Guided(last=(replace(_final(answer), headers=("",)),)))
     if form is not None and fields.ignores_eos:
-        raise InvalidRequest.at(
-            "ignore_eos", "cannot be combined with an output format, strict tools or a required tool call."
-        )
+        what = "cannot be combined with an output format, strict tools or a required tool call."
+        raise InvalidRequest.at("ignore_eos", what)
     return form
 
 
@@ -314,11 +313,10 @@ def sampling_of(request: TurnRequest, served: ServedModel, num_prompt_tokens: in
 def _max_tokens(request: TurnRequest, served: ServedModel, num_prompt_tokens: int) -> int:
     path, least = request.path, request.fields.min_tokens or 0
     if request.prompt_logprobs is not None and num_prompt_tokens > MAX_SCORED_TOKENS:
-        raise InvalidRequest.at(
-            path,
-            f"has {num_prompt_tokens} tokens; log probabilities are limited to prompts of "
-            f"{MAX_SCORED_TOKENS} tokens.",
+        what = (
+            f"has {num_prompt_tokens} tokens; of prompts with log probabilities at most {MAX_SCORED_TOKENS}"
         )
+        raise InvalidRequest.at(path, f"{what} are allowed.")
     room = served.context_length - num_prompt_tokens
     if room < 1:
         raise served.too_long(path, num_prompt_tokens)
