@@ -313,10 +313,8 @@ def sampling_of(request: TurnRequest, served: ServedModel, num_prompt_tokens: in
 def _max_tokens(request: TurnRequest, served: ServedModel, num_prompt_tokens: int) -> int:
     path, least = request.path, request.fields.min_tokens or 0
     if request.prompt_logprobs is not None and num_prompt_tokens > MAX_SCORED_TOKENS:
-        what = (
-            f"has {num_prompt_tokens} tokens; of prompts with log probabilities at most {MAX_SCORED_TOKENS}"
-        )
-        raise InvalidRequest.at(path, f"{what} are allowed.")
+        what = f"log probabilities are limited to prompts of {MAX_SCORED_TOKENS} tokens."
+        raise InvalidRequest.at(path, f"has {num_prompt_tokens} tokens; {what}")
     room = served.context_length - num_prompt_tokens
     if room < 1:
         raise served.too_long(path, num_prompt_tokens)
@@ -356,7 +354,7 @@ async def prepare(
     max_choices: int,
 ) -> list[Choice]:
     """The choices, prompt by prompt, ready to be generated; `thoughts` keeps their answers. Raises a
-    BatonError for requests that cannot be served, that of `check_load` (`Generator.check`) as the last."""
+    BatonError for requests that cannot be served. For `check_load` (`Generator.check`) see `_prompts`."""
     fields, num = request.fields, request.num_choices or 1
     total = num * (1 if isinstance(request.prompt, Conversation) else len(request.prompt))
     if total > max_choices:
