@@ -21,7 +21,7 @@ from frontend.turn.seal import Seal
 MIN_KEY_BYTES = 32
 _HOST = re.compile(r"[\w.*-]+")
 # As browsers send it: no path, no capitals.
-_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\sA-Z]+|null|\*")
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\sA-Z*]+|null|\*")
 _URL = re.compile(r"https?://[^\s/]\S*")
 
 
