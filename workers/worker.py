@@ -125,9 +125,9 @@ async def run_worker(settings: WorkerSettings, engine: Engine, shutdown: asyncio
             return 0
         try:
             info = await first_of(_started(engine, settings.role), shutdown.wait())
-        except Exception as error:  # noqa: BLE001  an engine's library may raise anything
-            is_sentence = isinstance(error, OSError | ValueError | ImportError)
-            log.error("engine did not start: %s", error if is_sentence else repr(error))  # noqa: TRY400
+        except Exception as error:  # an engine's library may raise anything
+            reason = error if isinstance(error, OSError | ValueError | ImportError) else repr(error)
+            log.exception("engine did not start: %s", reason, exc_info=log.isEnabledFor(logging.DEBUG))
             return 1
         if not isinstance(info, EngineInfo):
             return 0
