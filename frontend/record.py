@@ -89,14 +89,13 @@ class Attempt(_Timed, kw_only=True, omit_defaults=True, gc=False):
 
 class Leg(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     """One choice of a request: its attempts, one after the other. `gap_s` is the longest time between two
-    tokens, and `gap_at` the number of tokens before it. `num_tokens` have arrived, the last one at `last_ns`,
-    which is negative while the client has not taken it, and 0 once no more come."""
+    tokens, and `gap_at` the number of tokens before it. `progress`: the tokens so far; until it ends also
+    when the last chunk arrived, and when the client had taken it, in ns."""
 
     attempts: list[Attempt]
     gap_s: float = 0.0
     gap_at: int = 0
-    num_tokens: int = 0
-    last_ns: int = 0
+    progress: list[int] = []
     num_moved_bytes: int | None = None
 
     @classmethod
@@ -161,7 +160,7 @@ class Leg(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
             if attempt.stage not in {"queue", "stream"}:
                 attempt.ended_in = attempt.stage
             attempt.enter(None)
-        self.last_ns = 0
+        self.progress = self.progress[:1]
         if usage is not None:
             self.num_moved_bytes = usage.num_moved_bytes
             attempt.delay_s = max(attempt.delay_s, usage.delay_s)
@@ -266,13 +265,13 @@ class Record(_Timed, kw_only=True, omit_defaults=True, gc=False):
         copy = _DECODER.decode(_ENCODER.encode(self))
         copy.status, copy.now = 0, next(reversed(self.running), None)
         for leg in copy.legs:
-            waited_s = time.perf_counter() - abs(leg.last_ns) / 1e9
-            if leg.last_ns < 0:
+            waited_s = time.perf_counter() - max(leg.progress, default=0) / 1e9
+            if leg.progress[2:] < leg.progress[1:2]:
                 leg.blocked(waited_s)
-            elif leg.last_ns and waited_s > leg.gap_s:
-                leg.gap_s, leg.gap_at = waited_s, leg.num_tokens
+            elif any(leg.progress[2:]) and waited_s > leg.gap_s:
+                leg.gap_s, leg.gap_at = waited_s, leg.progress[0]
         copy.num_choices = max(1, len(copy.legs))
-        copy.num_completion_tokens = sum(leg.num_tokens for leg in copy.legs)
+        copy.num_completion_tokens = sum(sum(leg.progress[:1]) for leg in copy.legs)
         copy.end()
         return copy
 

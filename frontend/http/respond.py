@@ -373,9 +373,10 @@ async def feed(  # noqa: PLR0917  one call
     choice, write, leg = answer.choices[index], answer.writer(index).feed, record.leg()
     gaps, clock_ns, last_ns, longest_ns = services.metrics.gaps(record), time.perf_counter_ns, 0, 0
     generated = services.generator.generate(choice.request, choice.caller, on_taken, leg)
+    leg.progress = progress = [0, 0, 0]
     try:
         async for chunk in generated:
-            now_ns = clock_ns()
+            now_ns = progress[1] = clock_ns()
             if last_ns:
                 gap_ns = now_ns - last_ns
                 if gap_ns > longest_ns:
@@ -385,13 +386,13 @@ async def feed(  # noqa: PLR0917  one call
                 record.first_token_s = now_ns / 1e9 - record.began_s
                 services.metrics.first_ms[int(record.first_token_s * 1000)] += 1
             if events := write(chunk):
-                leg.last_ns = -now_ns
                 await send(events)
             if blocked_s:
                 leg.blocked(max(blocked_s))
                 blocked_s.clear()
                 now_ns = clock_ns()
-            leg.num_tokens, leg.last_ns, last_ns = choice.num_tokens, now_ns, now_ns
+            last_ns = progress[2] = now_ns
+            progress[0] = choice.num_tokens
             if choice.stopped:
                 break
     finally:

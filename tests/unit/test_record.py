@@ -121,11 +121,12 @@ def test_what_a_choice_waits_for_now_counts(clock: SimpleNamespace) -> None:
     record = Records().begin("/v1/x", "r")
     leg = record.leg()
     disaggregated(leg, clock)
-    leg.num_tokens, leg.last_ns = 7, int(clock.s * 1e9)
+    now_ns = int(clock.s * 1e9)
+    leg.progress = [7, now_ns, now_ns]
     clock.s += 2
     silent = record.so_far()
     assert (silent.gap_s, silent.legs[0].gap_at, silent.num_completion_tokens) == (2, 7, 7)
-    leg.last_ns *= -1
+    leg.progress[2] -= 1
     unread = record.so_far()
     assert (unread.gap_s, unread.spent()["send"], unread.spent()["stream"]) == (0, 2, 0)
 
