@@ -101,9 +101,14 @@ def test_a_worker_that_is_killed_starts_again_and_without_the_frontend_all_ends(
 
 
 @pytest.mark.parametrize("log_format", ["text", "json"])
-def test_a_worker_that_does_not_become_ready_again_ends_the_run(run: Run, log_format: str) -> None:
-    launch = run("local.sh", BATON_LOG_FORMAT=log_format)
+def test_a_worker_that_does_not_become_ready_again_ends_the_run(
+    run: Run, log_format: str, tmp_path: Path
+) -> None:
+    hang, yaml = tmp_path / "hang", tmp_path / "mocker.yaml"
+    yaml.write_text(f"hang_while: {hang}\n")
+    launch = run("local.sh", MOCKER | {"PREFILL_ENGINE_ARGS": str(yaml)}, BATON_LOG_FORMAT=log_format)
     launch.read_until("try:")
+    hang.touch()  # from now on it waits 20 s for its pair before it is ready
 
     mode = "--disaggregation-mode prefill"
     for number in range(4):  # the first end is of a worker that was ready
