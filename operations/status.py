@@ -152,9 +152,8 @@ def _cells(w: WorkerView) -> Iterator[str]:
 
 
 def _slowest(fleet: Snapshot) -> Iterator[Text]:
-    for number, slow in enumerate(fleet.slowest[:_NUM_SLOWEST]):
-        if not number:
-            yield _line("SLOWEST of the last five minutes", "bold")
+    yield from [_line("SLOWEST of the last five minutes", "bold")] * bool(fleet.slowest)
+    for slow in fleet.slowest[:_NUM_SLOWEST]:
         longest = sorted(slow.stages.items(), key=lambda pair: -pair[1])[:3]
         stages = ", ".join(f"{name.replace('_', ' ')} {lasted_s:.2f}" for name, lasted_s in longest)
         text = f"{slow.duration_s:>8.2f} s  {slow.status}  {slow.request_id or '-'}  {slow.verdict or stages}"
@@ -162,9 +161,8 @@ def _slowest(fleet: Snapshot) -> Iterator[Text]:
 
 
 def _events(fleet: Snapshot) -> Iterator[Text]:
-    for number, event in enumerate(fleet.events[:_NUM_EVENTS]):
-        if not number:
-            yield _line("EVENTS", "bold")
+    yield from [_line("EVENTS", "bold")] * bool(fleet.events)
+    for event in fleet.events[:_NUM_EVENTS]:
         at = time.strftime("%m-%d %H:%M:%S", time.localtime(min(abs(event.at_s), 1 << 32)))
         word = "for" if event.kind == "full" else "after"
         lasted = "" if event.lasted_s is None else f" {word} {event.lasted_s:.1f} s"

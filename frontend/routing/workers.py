@@ -145,7 +145,9 @@ class Workers:
         if state in _AWAY and before not in _AWAY:
             entry.away_since_s = now_s
         if state in _KINDS:
-            detail = f"{worker.role.value}, kv={worker.kv_transfer}" if state is State.NEW else entry.reason
+            again = any(each.worker.address == worker.address for each in self._ended)
+            facts = f"{worker.role.value}, kv={worker.kv_transfer}" + ", the same process as before" * again
+            detail = facts if state is State.NEW else entry.reason
             self._events.add(_KINDS[state], entry.worker.label, detail)
         elif state is State.LIVE and before in _AWAY:
             self._events.add("recovered", entry.worker.label, lasted_s=now_s - entry.away_since_s)

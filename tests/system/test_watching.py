@@ -195,7 +195,7 @@ def test_with_api_keys_bench_needs_one_and_status_shows_figures_only(stack: Stac
     try:
         refused = piped(stack, "bench", "--url", url)
         assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
-        assert "API key" in refused.stderr
+        assert "Export it as BATON_API_KEY" in refused.stderr
         flags = ("--url", url, "--requests", "2", "--osl", "2")
         assert piped(stack, "bench", *flags, BATON_API_KEY="sk-ann").returncode == 0
         shown = piped(stack, "status", "--url", url)

@@ -291,6 +291,10 @@ async def test_a_worker_whose_registration_ends_has_left_or_was_lost_once(
     await asyncio.gather(*scene.workers.tasks())
     assert scene.seen() == [(expected[0], "d1", expected[1], None)]
     assert not scene.workers.tasks()
+    scene.workers.update([D1])
+    assert scene.events.newest(1)[0].detail.endswith("same process as before") == (expected[0] == "lost")
+    scene.workers.update([])
+    await asyncio.gather(*scene.workers.tasks())
 
 
 def test_a_full_pool_is_one_event_while_it_lasts(
