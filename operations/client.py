@@ -94,8 +94,8 @@ class Client:
         except (msgspec.DecodeError, RecursionError):
             return FrontendError(f"no frontend answers at {self.url}: HTTP status {status}", status=status)
         code = "" if error.code is None else f"{error.code}"[:80]
-        hint = " Export it as BATON_API_KEY." if status == 401 else ""
-        return FrontendError(error.message + hint, status=status, code=code)
+        text = error.message + " Export it as BATON_API_KEY." * (status == 401)
+        return FrontendError(text, status=status, code=code)
 
 
 def _parts(answer: HTTPResponse, end_s: float) -> Iterator[bytes]:
