@@ -185,16 +185,6 @@ async def test_a_request_that_is_refused_in_its_body_ends_before_its_connection(
         await until(lambda: scene.app.num_running == 0)
 
 
-async def test_a_large_body_gets_the_time_it_needs(serve: Serve) -> None:
-    """At twice the minimum rate, much longer than `request_s` alone would allow."""
-    async with serve(Patience(request_s=0.5, bytes_a_s=10_000)) as scene:
-        peer = await scene.peer(b"POST / HTTP/1.1\r\ncontent-length: 20000\r\n\r\n")
-        for _ in range(10):
-            peer.say(bytes(2000))
-            await asyncio.sleep(0.1)  # the pace of a slow client
-        assert await peer.answer() == b"20000"
-
-
 async def test_an_idle_connection_is_closed_silently_and_an_active_one_is_kept(serve: Serve) -> None:
     async with serve() as scene:
         silent, used, asking = [await scene.peer() for _ in range(3)]

@@ -126,6 +126,17 @@ async def test_a_client_that_is_answered_before_its_body_has_come_is_idle_afterw
     assert (scene.statuses, scene.pipe.closes) == ([b"200"], True)
 
 
+@pytest.mark.parametrize(("bytes_a_s", "statuses"), [(128 << 10, []), (32 << 10, [b"408"])])
+@jumping
+async def test_a_large_body_gets_the_time_it_needs_and_no_more(bytes_a_s: int, statuses: list[bytes]) -> None:
+    """Twice the rate that is asked for, and half of it."""
+    scene = connected(POST.replace(b"10", b"%d" % (10 << 20)))
+    for second in range(1, 70):
+        scene.send(bytes(bytes_a_s))
+        scene.check(second)
+    assert scene.statuses == statuses
+
+
 @jumping
 async def test_what_comes_after_a_refused_head_is_not_read() -> None:
     scene = connected(b"GET / HTTP/1.1\r\nx: " + b"a" * MAX_HEAD_BYTES)
