@@ -129,14 +129,18 @@ def _parts(record: Record) -> Iterator[_Part]:
 
 
 def _parts_of(leg: Leg) -> Iterator[_Part]:
-    waits = []
+    waits, is_lost = [], False
     for attempt in leg.attempts:
+        is_substitute = is_lost and not attempt.prefill
+        is_lost |= attempt.outcome.startswith(("worker_lost", "handoff"))
         for stage, lasted_s in attempt.stages.items():
             rule = (attempt.absent or stage) if stage == "queue" else stage
             if stage == attempt.ended_in:
                 rule = "answer"
             if rule in _WAITS and (stage == "queue" or not attempt.outcome):
                 waits.append(_Part(rule, stage, lasted_s, attempt))
+            elif is_substitute and stage == "prefill":
+                pass  # it computed what the lost worker had
             elif stage == "send" or (stage != "stream" and not attempt.outcome):
                 yield _Part(rule, stage, lasted_s, attempt)
         if attempt.outcome:

@@ -115,6 +115,12 @@ def test_what_failed_is_out_of_line_however_short(
     assert (judged(made), found.cause) == (expected, cause)
 
 
+def test_who_computes_in_place_of_a_lost_worker_is_not_slow() -> None:
+    made = failed("worker_lost", "prefill", 2.0, prefill="p2")
+    made.legs[0].attempts[1] = Attempt(decode="d", stages={"prefill": 4.0})
+    assert judged(made) == ("prefill", "p2", 2.0)
+
+
 def test_what_failed_at_once_was_not_slow() -> None:
     made = unsent("overloaded")
     assert "failed stage: queue: all workers" in text(Explained(record=made, verdict=verdict(made, USUAL)))
