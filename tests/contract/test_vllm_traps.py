@@ -162,16 +162,6 @@ async def test_a_crowd_that_leaves_at_any_time_leaves_no_pin(checkpoint: Path) -
         assert not core(engine)._is_dead  # noqa: SLF001  the double is ours
 
 
-async def test_the_lease_frees_kv_that_is_not_pulled(checkpoint: Path) -> None:
-    lease = {"kv_connector_extra_config": {"kv_lease_duration": 0.2}}
-    async with started(checkpoint, kv_transfer_config=lease) as engine:
-        replies = engine.prefill(ask())
-        await next_handoff(replies)
-        await until(lambda: not core(engine)._pins)  # noqa: SLF001  the double is ours
-        with pytest.raises(HandoffFailed, match=r"took the KV within 0\.2 s"):
-            await anext(replies)
-
-
 async def test_pinned_requests_take_no_place_in_the_queue(checkpoint: Path) -> None:
     async with started(checkpoint, max_num_seqs=1, max_queue_size=1) as engine, AsyncExitStack() as pins:
         for _ in range(3):
