@@ -131,7 +131,8 @@ def _parts(record: Record) -> Iterator[_Part]:
 def _parts_of(leg: Leg) -> Iterator[_Part]:
     waits, is_lost = [], False
     for attempt in leg.attempts:
-        is_substitute = is_lost and not attempt.prefill
+        # A prompt that decode computes in place of a lost worker is no stage of its own.
+        left_out = {"stream", "prefill"} if is_lost and not attempt.prefill else {"stream"}
         is_lost |= attempt.outcome.startswith(("worker_lost", "handoff"))
         for stage, lasted_s in attempt.stages.items():
             rule = (attempt.absent or stage) if stage == "queue" else stage
@@ -139,9 +140,7 @@ def _parts_of(leg: Leg) -> Iterator[_Part]:
                 rule = "answer"
             if rule in _WAITS and (stage == "queue" or not attempt.outcome):
                 waits.append(_Part(rule, stage, lasted_s, attempt))
-            elif is_substitute and stage == "prefill":
-                pass  # it computed what the lost worker had
-            elif stage == "send" or (stage != "stream" and not attempt.outcome):
+            elif stage == "send" or not (attempt.outcome or stage in left_out):
                 yield _Part(rule, stage, lasted_s, attempt)
         if attempt.outcome:
             yield _failed(leg, attempt)

@@ -57,9 +57,7 @@ def frontend(head: bytes, body: bytes) -> Iterator[str]:
     ],
     ids=["good", "cut", "infinite", "list", "deep", "long", "error", "busy", "page"],
 )  # fmt: skip
-def test_each_answer_is_counted(
-    head: bytes, body: bytes, failure: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_each_is_counted(head: bytes, body: bytes, failure: str, capsys: pytest.CaptureFixture[str]) -> None:
     with frontend(head, body) as url:
         code = main(["bench", "--url", url, "--model", "m", "--requests", "2", "--json"])
     printed = capsys.readouterr()

@@ -172,9 +172,7 @@ def test_what_is_no_frontend_shows_in_the_exit_status(
 @pytest.mark.parametrize(
     "flags", [["--tls-cert-file", "/none.pem"], ["--tls-cert-file", __file__, "--tls-key-file", "/none"]]
 )
-def test_a_certificate_that_cannot_be_read_is_named(
-    flags: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unreadable_certificate_is_named(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", "--url", "https://127.0.0.1:9", *flags]) == 2
     assert f"{flags[1]} and {flags[-1]} are not a certificate and its key" in capsys.readouterr().err
 

@@ -18,9 +18,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_pytorch_may_take_the_share_that_vllm_finds_free(
-    model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_pytorch_may_take_the_share_vllm_finds_free(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["shares", "--model-path", str(model)]) == 0
     prefill, decode, share = capsys.readouterr().out.splitlines()
     assert prefill == decode

@@ -249,9 +249,7 @@ class StoodStill(LoopDelay):
         return Delay(1.0)
 
 
-@pytest.mark.parametrize(
-    ("event", "reason"), [("lost", "it does not respond"), ("stalled", "its engine hangs")]
-)
+@pytest.mark.parametrize(("event", "reason"), [("lost", "no response"), ("stalled", "its engine hangs")])
 @jumping
 async def test_a_lost_worker_that_returns_was_away_for_a_time(event: Event, reason: str) -> None:
     scene = Scene("answered")
