@@ -48,9 +48,7 @@ STAGES: Mapping[Stage, Rule] = {
         "{worker} computed the prompt or a grammar slowly", HOST, "compute", "prefill", "computed", 5e-4, 1.0
     ),
     "decode_wait": Rule("{worker} was full", _MORE, "wait", "decode"),
-    "kv_move": Rule(
-        "the KV moved slowly from {prefill} to {decode}", LINK, "move", "decode", "computed", 1e-4
-    ),
+    "kv_move": Rule("KV moved slowly from {prefill} to {decode}", LINK, "move", "decode", "computed", 1e-4),
     "transit": Rule("{worker} stood still, or the network to it", HOST, "transit", "decode"),
     "stream": Rule("{worker} sent its tokens slowly", _MORE, "stream", "decode", "generated", inf, inf),
     "send": Rule("the client did not read what was sent", "a faster client or network", "client"),

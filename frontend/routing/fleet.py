@@ -177,8 +177,7 @@ class Fleet:
         return [(w, s) for w, s in await self.ask_all() if isinstance(s, WorkerStats)]
 
     async def ask_all(self) -> list[tuple[WorkerInfo, WorkerStats | BaseException]]:
-        """The statistics of every worker that is not lost, or why there are none; one that cannot be reached
-        is lost."""
+        """The statistics of all workers but lost ones, or why there are none; who is unreachable is lost."""
         lost = self.table.of(State.LOST)
         asked = [worker for worker in self.table.all() if worker not in lost]
         found = await asyncio.gather(*map(self._ask, asked), return_exceptions=True)

@@ -161,8 +161,7 @@ class Workers:
         return [entry.worker for entry in self._entries.values()]
 
     def shown(self) -> list[Entry]:
-        """Those of all registered workers; for a while the last one too of each other name that ended without
-        leaving."""
+        """The registered ones; for a while also the last of each other name that ended without leaving."""
         names, since_s = {entry.worker.label for entry in self._entries.values()}, _now_s() - _SHOWN_S
         recent = {entry.worker.label: entry for entry in self._ended if entry.away_since_s > since_s}
         return [*self._entries.values(), *(entry for name, entry in recent.items() if name not in names)]

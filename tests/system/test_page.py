@@ -115,9 +115,7 @@ def test_another_ones_prompt_and_answer_are_nowhere_in_the_page(browser: Any, st
             assert not given["content"] or given["content"] not in text
 
 
-def test_the_chat_calls_the_tool_shows_its_stages_and_takes_no_text_for_markup(
-    browser: Any, stack: Stack
-) -> None:
+def test_the_chat_calls_a_tool_shows_stages_and_takes_no_text_for_markup(browser: Any, stack: Stack) -> None:
     html = "<img src=x onerror=alert(1)><script>alert(2)</script>"
     with opened(browser, stack) as page:
         page.on("dialog", lambda _: pytest.fail("a script ran"))

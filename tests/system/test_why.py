@@ -240,7 +240,7 @@ def landing(stack: Stack, name: str, worker: str, num_tokens: int = 20, **body: 
 
 def test_a_slow_link_of_one_pair(worn: Stack) -> None:
     verdict = slow_stage(worn, landing(worn, "link", "decode-1"), "kv_move", "decode-1", 0.7)
-    assert verdict["cause"].startswith("the KV moved slowly from prefill-")
+    assert verdict["cause"].startswith("KV moved slowly from prefill-")
 
 
 def test_a_prefill_worker_that_is_slower_than_the_other(worn: Stack) -> None:
