@@ -202,6 +202,17 @@ async def test_without_processes_a_form_is_refused_for_now(own: tuple[Grammars, 
     assert refused.value.retry_after_s == 1.0
 
 
+async def test_a_parent_that_ends_when_it_is_asked_costs_no_descriptor(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr("socket.send_fds", broken)
+    with pytest.raises(NotReady):  # and without a warning that a socket is not closed
+        await grammars.matcher(answer_form({"const": 1}))
+
+
 async def test_no_process_outlives_the_engine(own: tuple[Grammars, Path]) -> None:
     grammars, path = own
     await grammars.matcher(answer_form({}))

@@ -144,8 +144,12 @@ class Grammars:
                 self._end_parent()
                 raise NotReady("the engine is not running")
             ours, theirs = socket.socketpair()
-            with theirs:
-                socket.send_fds(self._sockets, [b"."], [theirs.fileno()])
+            try:
+                with theirs:
+                    socket.send_fds(self._sockets, [b"."], [theirs.fileno()])
+            except OSError:  # the parent has just ended
+                ours.close()
+                raise
             return await asyncio.open_unix_connection(sock=ours)
 
     def _start(self) -> None:
