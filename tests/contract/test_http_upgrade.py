@@ -89,7 +89,7 @@ async def test_an_offer_changes_nothing_wherever_the_data_is_cut(
         data, size = head + body, num_bytes or len(head)
         for i in range(0, len(data), size):
             writer.write(data[i : i + size])  # each piece is a write
-            await (asyncio.sleep(0) if num_bytes else until(lambda: app.requests))
+            await (asyncio.sleep(0) if num_bytes else until(lambda: app.requests))  # the server's turn
         answer = await reader.read()
         assert b"\r\nconnection: close\r\n" in answer
         assert answer.endswith(b"\r\n\r\n%d" % length)

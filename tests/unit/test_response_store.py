@@ -204,7 +204,7 @@ async def test_while_the_disk_hangs_a_response_is_its_keys_only_and_others_are_a
         assert not store.is_failing  # writing may take longer than reading
         impatient.setattr(store_module, "_ANSWER_S", 1.0)
         finding = asyncio.create_task(store.with_item("msg_1", "bob"))
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # the read begins
         time.sleep(1.0)  # noqa: ASYNC251  the whole process is frozen
         goes_on.set()
         assert await finding is None

@@ -11,7 +11,7 @@ __all__ = ["LLM", "DisaggregatedParams", "SamplingParams"]
 
 if TRAPS.imports_s:
     sys.stderr.write("importing\n")
-    time.sleep(TRAPS.imports_s)
+    time.sleep(TRAPS.imports_s)  # as long as an import takes
 
 
 def __getattr__(name: str) -> str:
