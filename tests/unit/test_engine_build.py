@@ -50,14 +50,14 @@ def test_vllm_moves_kv_from_the_workers_own_host(monkeypatch: pytest.MonkeyPatch
     assert os.environ["VLLM_NIXL_SIDE_CHANNEL_HOST"] == "127.0.0.2"
 
 
-@pytest.mark.parametrize("engine", ["trtllm", "vllm", "mocker"])
+@pytest.mark.parametrize("engine", ["trtllm", "vllm", "embedded", "mocker"])
 def test_a_folder_without_a_model_or_with_a_broken_one_is_refused(tmp_path: Path, engine: str) -> None:
     line = ["--engine", engine, "--model-path", str(tmp_path)]
     with pytest.raises(SettingsError, match=r"no config\.json in this folder"):
         built(*line)
     if engine != "mocker":
-        (tmp_path / "config.json").write_text("[]")
-        with pytest.raises(SettingsError, match=r"--model-path .*config\.json: Expected `object`"):
+        (tmp_path / "config.json").write_text("{}")
+        with pytest.raises(SettingsError, match=r"--model-path .*config\.json: Object missing"):
             built(*line)
 
 

