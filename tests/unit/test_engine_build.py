@@ -13,7 +13,7 @@ from torch import Tensor
 from baton.flags import read
 from tests.certificates import Authority
 from workers.engines.build import build_engine, given_settings, with_engine
-from workers.engines.library.product_check import Shape, incomplete, multiply
+from workers.engines.library.product_check import Shape, incomplete, multiply, verdict
 from workers.engines.trtllm.library import load_library as load_trtllm
 from workers.engines.trtllm.settings import TRTLLM_RULES
 from workers.engines.vllm.library import load_library as load_vllm
@@ -133,7 +133,7 @@ def test_a_share_of_the_sms_with_incomplete_products_is_refused(
         built("--engine", "vllm")
 
 
-def test_products_that_are_not_whole_are_named() -> None:
+def test_products_that_are_not_whole_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def unwritten(bias: Tensor | None, rows: Tensor, weight: Tensor, out: Tensor) -> None:
         multiply(bias, rows, weight, out)
         if len(rows) == 24 and len(weight) == 96 and bias is not None:
@@ -144,6 +144,8 @@ def test_products_that_are_not_whole_are_named() -> None:
     )
     assert not list(incomplete(shape, "cpu"))
     assert list(incomplete(shape, "cpu", unwritten)) == ["lm_head, 24 tokens, with a bias"]
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert (verdict(Path("models/demo")) or "").startswith("PyTorch finds no GPU")
 
 
 def chosen(line: str, installed: set[str]) -> str | None:

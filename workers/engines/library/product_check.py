@@ -70,7 +70,9 @@ def incomplete(shape: Shape, device: str, product: Product = multiply) -> Iterat
 
 
 def verdict(model_path: Path) -> str | None:
-    """A sentence, if a product is not whole."""
+    """A sentence, if a product is not whole or there is no GPU to try."""
+    if not torch.cuda.is_available():
+        return "PyTorch finds no GPU to use with this share; unset it, or see nvidia-smi"
     shape = msgspec.json.decode((model_path / "config.json").read_bytes(), type=Shape)
     num_sms = torch.cuda.get_device_properties(0).multi_processor_count
     if not (found := list(incomplete(shape, "cuda"))):
