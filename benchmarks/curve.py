@@ -12,10 +12,11 @@ from typing import NamedTuple
 from benchmarks.tradeoff import PALETTES, ROOT, text
 
 TOKENS = 32_000
-_WIDTH, _HEIGHT, _LEFT, _TOP, _RIGHT, _BOTTOM = 880, 420, 64, 52, 850, 356
+_WIDTH, _HEIGHT, _LEFT, _TOP, _RIGHT, _BOTTOM = 880, 540, 64, 52, 850, 476
 _NAMES = {
     "mps100-below": "MPS, decode's kernels first (the default)",
     "mps92-below": "the same, prefill on 92 % of the SMs",
+    "mps80-below, cuBLAS 13.10": "the same, 80 %, cuBLAS 13.10",
     "mps60-below, cuBLAS 13.10": "the same, 60 %, cuBLAS 13.10",
     "mps50-below": "the same, 50 %",
     "mps100-below@2048": "the same, prefill's steps of 2,048 tokens",
@@ -25,6 +26,7 @@ _NAMES = {
 _LABELLED_LEFT = {
     _NAMES["mps100-below"],
     _NAMES["mps92-below"],
+    _NAMES["mps80-below, cuBLAS 13.10"],
     _NAMES["mps60-below, cuBLAS 13.10"],
     "vllm serve",
 }
