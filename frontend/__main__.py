@@ -26,8 +26,8 @@ from frontend.flags import Credentials, FrontendSettings, parse_aliases, read_cr
 from frontend.http.body import Bodies, default_bytes
 from frontend.http.exchange import AsgiApp
 from frontend.http.guards import PAGE_PATHS, Guards
+from frontend.http.respond import BeginTrace, Services
 from frontend.http.server import HttpServer
-from frontend.http.services import BeginTrace, Services
 from frontend.metrics import Metrics
 from frontend.processes.siblings import Shared, Siblings
 from frontend.processes.supervisor import Place, Port, Supervisor
@@ -35,8 +35,7 @@ from frontend.responses.runs import ResponseState
 from frontend.responses.store import MEMORY, ResponseStore, StoreFailure
 from frontend.routing.fleet import Fleet
 from frontend.routing.generate import Generator
-from frontend.turn.seal import Seal
-from frontend.turn.thoughts import Thoughts
+from frontend.turn.thoughts import Seal, Thoughts
 
 SYNC_TIMEOUT_S = 5.0
 """How long a frontend waits for the registry before it answers that there are no workers."""
@@ -153,7 +152,7 @@ async def serve(
         Shared(services.thoughts, services.metrics, responses, services.snapshots.part)
     )
     services.snapshots.start()
-    log_load(services)
+    log_load(services.metrics, services.snapshots)
     async with services.fleet.keep_current() as following, answering:
         leave_start_uncollected()
         ready = ready_to_serve(settings, services.fleet, transport)

@@ -6,9 +6,9 @@ from typing import Literal
 
 from baton.pace import Pulse
 from baton.telemetry import Line
-from frontend.http.services import Services
 from frontend.metrics import Metrics
 from frontend.record import Attempt, Leg, Record
+from frontend.snapshot import Snapshots
 
 log = logging.getLogger(__name__)
 
@@ -65,18 +65,18 @@ def _failure(attempt: Attempt) -> str:
     return f"{attempt.outcome} {workers} {attempt.ended_in} {attempt.waited_s:.3f}"
 
 
-def log_load(services: Services) -> None:
+def log_load(metrics: Metrics, snapshots: Snapshots) -> None:
     """Log throughput and load every BUSY_EVERY_S from now on, while there are requests."""
 
     def note() -> None:
-        counts = services.snapshots.lately(BUSY_EVERY_S)
-        running = services.metrics.records.running()
+        counts = snapshots.lately(BUSY_EVERY_S)
+        running = metrics.records.running()
         if counts["ended"] or running:
             fields = {
                 "tokens_per_s": counts["tokens"] / BUSY_EVERY_S,
                 "requests_per_s": counts["ended"] / BUSY_EVERY_S,
                 "running": sum(set(record.running) != {"queue"} for record in running),
-                "queued": int(services.metrics.total("queued_requests")),
+                "queued": int(metrics.total("queued_requests")),
                 "refused": counts["refused"],
             }
             log.info(Line("load", **fields))

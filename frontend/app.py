@@ -18,8 +18,7 @@ from baton.errors import BatonError, InvalidRequest
 from frontend import chat, completions
 from frontend.http.exchange import Envelope, ErrorBody, Receive, Scope, Send, error_headers
 from frontend.http.guards import OPEN_PATHS
-from frontend.http.respond import Endpoint, Operation, Operations, Serve, Struct
-from frontend.http.services import Services
+from frontend.http.respond import Endpoint, Operation, Operations, Serve, Services, Struct
 from frontend.messages import answer as messages
 from frontend.pages import ModelBody, ModelInfo, ModelList, ModelPage, is_anthropics, pages
 from frontend.responses.items import INPUT_ITEMS

@@ -15,8 +15,8 @@ from baton.telemetry import LogFormat, LogLevel
 from baton.tls import server_context
 from frontend.access import AccessMode
 from frontend.http.keys import Keys, read_keys
-from frontend.routing.router import RoutingSettings
-from frontend.turn.seal import Seal
+from frontend.routing.admission import RoutingSettings
+from frontend.turn.thoughts import Seal
 
 MIN_KEY_BYTES = 32
 _HOST = re.compile(r"[\w.*-]+")

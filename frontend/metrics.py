@@ -15,8 +15,7 @@ import msgspec
 from baton.errors import HandoffStalled
 from baton.messages import WorkerInfo, WorkerStats
 from baton.telemetry import num_lost_lines, unauthenticated
-from frontend.record import Record, Records
-from frontend.stages import STAGES, Stage
+from frontend.record import STAGES, Record, Records, Stage
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

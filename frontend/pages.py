@@ -12,10 +12,10 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.staticfiles import StaticFiles
 
-from frontend.explain import explain, find, query_of
-from frontend.http.services import Services
+from frontend.http.respond import Services
 from frontend.metrics import CONTENT_TYPE, Scrape
 from frontend.routing.fleet import Fleet
+from frontend.verdict import explain, find, query_of
 
 _GUARDED = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "

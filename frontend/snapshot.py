@@ -18,10 +18,9 @@ from baton.messages import Role, WorkerStats
 from baton.pace import Pulse
 from baton.pairing import why_not_paired
 from frontend.metrics import Metrics, Others
-from frontend.record import Records
+from frontend.record import Records, Stage
 from frontend.routing.health import FleetEvent
 from frontend.routing.workers import State
-from frontend.stages import Stage
 from frontend.verdict import Usual, verdict
 
 if TYPE_CHECKING:  # its tokenizers are not needed to read a snapshot

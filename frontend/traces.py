@@ -19,8 +19,7 @@ from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, Trace
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from baton.flags import version, without_secrets
-from frontend.record import Attempt, Leg, Record, Trace
-from frontend.stages import STAGES
+from frontend.record import STAGES, Attempt, Leg, Record, Trace
 
 log = logging.getLogger(__name__)
 

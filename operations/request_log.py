@@ -10,8 +10,7 @@ from typing import Any
 import msgspec
 
 from frontend.access import FIELDS
-from frontend.record import Attempt, Record
-from frontend.stages import STAGES, Stage
+from frontend.record import STAGES, Attempt, Record, Stage
 
 _LINE = re.compile(r"^(\S+) [A-Z]+ frontend\.access request (.*)$")
 _FIELD = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*"|\S+)')

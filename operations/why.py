@@ -13,10 +13,8 @@ from msgspec.structs import replace
 
 from baton.flags import Parsed, flag
 from frontend.access import SLOW_S
-from frontend.explain import MAX_FOUND, Explained, Found, RequestsBody, explain, find, query_of
-from frontend.record import Leg, Record, Records
-from frontend.stages import STAGES, Stage
-from frontend.verdict import Verdict
+from frontend.record import STAGES, Leg, Record, Records, Stage
+from frontend.verdict import MAX_FOUND, Explained, Found, RequestsBody, Verdict, explain, find, query_of
 from operations.client import Client, FrontendFlags
 from operations.errors import CommandError, FrontendError, printable
 from operations.request_log import records_of

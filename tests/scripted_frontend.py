@@ -19,14 +19,14 @@ from frontend.app import create_app
 from frontend.harmony.conversation import Conversation
 from frontend.harmony.render import render
 from frontend.http.exchange import AsgiApp
-from frontend.http.services import Services
+from frontend.http.respond import Services
 from frontend.record import Leg
 from frontend.responses.runs import ResponseState
 from frontend.responses.store import ResponseStore
 from frontend.routing.health import Events, Health
 from frontend.routing.workers import Event, State, Workers
 from frontend.text.tokenizer import ModelTokenizer, ServedModel, SpecialToken
-from frontend.turn.seal import Seal
+from frontend.turn.thoughts import Seal
 from tests.scripted_workers import sampled
 from tests.waiting import PATIENCE_S
 

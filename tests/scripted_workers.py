@@ -22,9 +22,9 @@ from baton.messages import (
     WorkerStats,
 )
 from frontend.metrics import Metrics
+from frontend.routing.admission import RoutingSettings
 from frontend.routing.fleet import Fleet
 from frontend.routing.generate import Generator
-from frontend.routing.router import RoutingSettings
 from frontend.routing.workers import Calls
 from tests.requests import token_request
 from tests.waiting import until

@@ -18,7 +18,7 @@ from frontend import __main__ as frontend_main
 from frontend.flags import FrontendSettings, read_credentials
 from frontend.processes.siblings import Siblings
 from frontend.responses.store import MEMORY
-from frontend.routing.router import RoutingSettings
+from frontend.routing.admission import RoutingSettings
 from frontend.text.tokenizer import ModelTokenizer
 from tests.scripted_workers import Script, ScriptedWorkers
 from tests.waiting import PATIENCE_S

@@ -1,10 +1,11 @@
 """Sends generated answers to the client, streamed or whole; stops when the client disconnects."""
 
 import asyncio
+import dataclasses
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
@@ -12,7 +13,7 @@ from starlette.exceptions import HTTPException
 
 from baton.errors import BatonError, DeadlineExceeded, InvalidRequest, NotReady
 from frontend.http.answer import Answer, Numbered
-from frontend.http.body import AnyBody, read
+from frontend.http.body import AnyBody, Bodies, read
 from frontend.http.exchange import (
     ClientGone,
     Envelope,
@@ -25,11 +26,48 @@ from frontend.http.exchange import (
     as_baton_error,
     ignored_header,
 )
-from frontend.http.services import Services
-from frontend.record import Record
+from frontend.metrics import Metrics, Others
+from frontend.record import Record, Trace
+from frontend.routing.fleet import Fleet
+from frontend.routing.generate import Generator
+from frontend.snapshot import Snapshots
 from frontend.text.tokenizer import ContextTooLong
 from frontend.turn.choice import Choice, num_prompt_tokens
 from frontend.turn.request import Client, TurnRequest, encode, prepare
+from frontend.turn.thoughts import Seal, Thoughts
+
+BeginTrace = Callable[[str], Trace]
+"""The span of a request with this `traceparent`."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Services:
+    """One app's dependencies and limits.
+
+    A stream sends headers with its first token, or `first_event_wait_s` after a worker has taken it, so that
+    early failures still get an HTTP error status. While it is idle, it sends a comment every `keep_alive_s`.
+    With `share_cache`, API keys share cached KV. `seal` signs the reasoning that clients carry. `has_page`:
+    the live page is at `/`."""
+
+    fleet: Fleet
+    generator: Generator
+    metrics: Metrics = dataclasses.field(default_factory=Metrics)
+    others: Others
+    thoughts: Thoughts = dataclasses.field(default_factory=Thoughts)
+    seal: Seal = dataclasses.field(default_factory=Seal)
+    request_timeout_s: float = 600.0
+    bodies: Bodies = dataclasses.field(default_factory=Bodies)
+    max_choices: int = 16
+    first_event_wait_s: float = 0.1
+    keep_alive_s: float = 10.0
+    share_cache: bool = False
+    begin_trace: BeginTrace | None = None
+    has_page: bool = True
+
+    @cached_property
+    def snapshots(self) -> Snapshots:
+        return Snapshots(self.fleet, self.metrics, self.others)
+
 
 CLIENT_GONE_STATUS = 499
 # Extra time beyond the request's deadline for the error to reach the client.

@@ -11,14 +11,13 @@ from baton.messages import TokenChunk
 from frontend.harmony.conversation import Begin, Delta, End, Text
 from frontend.http.answer import Answer
 from frontend.http.body import read
-from frontend.http.respond import Asked, Operations, counting, generating
-from frontend.http.services import Services
+from frontend.http.respond import Asked, Operations, Services, counting, generating
 from frontend.messages.request import Counted, MessagesBody, ThreadNotFound, turn_request
 from frontend.text.tokenizer import ContextTooLong
 from frontend.turn.choice import Choice
 from frontend.turn.ids import new_id
 from frontend.turn.request import Client
-from frontend.turn.seal import Seal
+from frontend.turn.thoughts import Seal
 
 StopReason = Literal["end_turn", "max_tokens", "model_context_window_exceeded", "stop_sequence", "tool_use"]
 

@@ -34,8 +34,7 @@ from frontend.turn.fields import (
     required,
 )
 from frontend.turn.request import CallChoice, TurnRequest
-from frontend.turn.seal import Seal
-from frontend.turn.thoughts import PARAGRAPH, joined, paragraphs
+from frontend.turn.thoughts import PARAGRAPH, Seal, joined, paragraphs
 
 
 class Source(msgspec.Struct, kw_only=True):

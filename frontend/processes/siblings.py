@@ -15,11 +15,11 @@ import msgspec
 from baton.errors import BatonError, NotReady, WorkerLost
 from baton.messages import FrontendReply, FrontendRequest, Reply, Request
 from baton.tcp import UnixTransport
-from frontend.explain import Find, Found, find
 from frontend.metrics import Metrics, Samples, Scrape
 from frontend.responses.runs import UNREACHED, ResponseState
 from frontend.snapshot import Look, Part
 from frontend.turn.thoughts import Kept, Thoughts
+from frontend.verdict import Find, Found, find
 
 SCRAPE_TIMEOUT_S = 1.0
 SILENCE_S = 10.0

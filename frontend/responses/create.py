@@ -18,8 +18,7 @@ from frontend.harmony.conversation import (
     called_name,
 )
 from frontend.http.body import convert, read
-from frontend.http.respond import Asked
-from frontend.http.services import Services
+from frontend.http.respond import Asked, Services
 from frontend.responses.body import (
     LOGPROBS,
     AdditionalTools,

@@ -20,8 +20,7 @@ from frontend.http.answer import ContentLogprob
 from frontend.http.body import convert
 from frontend.turn.fields import NUMBER, TEXT, TEXTS, ClientTool, Part, text_of_part
 from frontend.turn.ids import new_id
-from frontend.turn.seal import Seal
-from frontend.turn.thoughts import joined
+from frontend.turn.thoughts import Seal, joined
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 Phase = Literal["commentary", "final_answer"]

@@ -33,7 +33,7 @@ from frontend.text.tokenizer import ContextTooLong
 from frontend.turn.choice import Choice
 from frontend.turn.fields import NEAREST_EFFORT
 from frontend.turn.ids import new_id
-from frontend.turn.seal import Seal
+from frontend.turn.thoughts import Seal
 
 _encode = msgspec.json.Encoder().encode
 

@@ -13,8 +13,16 @@ from baton.errors import BatonError, InvalidRequest, NotReady
 from frontend.http.answer import Answer
 from frontend.http.body import AnyBody, convert
 from frontend.http.exchange import Exchange, ignored_header
-from frontend.http.respond import GRACE_S, Delivery, Operation, Operations, counting, generate, prepared
-from frontend.http.services import Services
+from frontend.http.respond import (
+    GRACE_S,
+    Delivery,
+    Operation,
+    Operations,
+    Services,
+    counting,
+    generate,
+    prepared,
+)
 from frontend.record import Record
 from frontend.responses.body import DeletedResponse, InputTokens, ItemList, ResponseBody
 from frontend.responses.create import ask_response, items_of

@@ -5,8 +5,7 @@ from collections.abc import AsyncGenerator, Callable
 
 from baton.errors import BatonError, InvalidRequest, NotReady, Overloaded
 from frontend.http.exchange import as_baton_error
-from frontend.http.respond import count, feed
-from frontend.http.services import Services
+from frontend.http.respond import Services, count, feed
 from frontend.responses.output import ResponseAnswer, after
 from frontend.responses.store import RUNNING, ResponseStore, StoredResponse
 from frontend.turn.choice import num_prompt_tokens

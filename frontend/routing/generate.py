@@ -40,9 +40,8 @@ from baton.telemetry import Line
 from baton.transport import Transport
 from frontend.metrics import Metrics
 from frontend.record import Leg
-from frontend.routing.admission import Admission, Capacity, capacity_of
+from frontend.routing.admission import Admission, Capacity, Router, RoutingSettings, capacity_of
 from frontend.routing.fleet import Fleet
-from frontend.routing.router import Router, RoutingSettings
 from frontend.routing.workers import Call
 
 log = logging.getLogger(__name__)

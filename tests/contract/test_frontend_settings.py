@@ -12,7 +12,7 @@ from baton.errors import DeadlineExceeded, WorkerLost
 from baton.messages import GenerateRequest, Reply, TokenChunk, Usage
 from frontend.http.keys import line_of
 from frontend.text.tokenizer import ModelTokenizer
-from frontend.turn.seal import Seal
+from frontend.turn.thoughts import Seal
 from tests.scripted_workers import answer, failing, hand_off
 from tests.serving_frontend import DEMO, MODEL, Held, Workers, saying, serving
 from tests.waiting import PATIENCE_S

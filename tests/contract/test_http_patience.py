@@ -16,9 +16,8 @@ from baton.tls import server_context
 from frontend.chat import OPERATIONS as CHAT
 from frontend.http.body import Bodies
 from frontend.http.exchange import ClientGone, Exchange, Receive, Scope, Send
-from frontend.http.respond import Endpoint
+from frontend.http.respond import Endpoint, Services
 from frontend.http.server import MAX_HEAD_BYTES, MAX_PIPELINED, Connection, HttpServer, Patience
-from frontend.http.services import Services
 from frontend.record import Leg
 from tests.alive import Newborn
 from tests.certificates import Authority

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from frontend.access import AccessMode, log_load, log_requests
-from frontend.http.services import Services
+from frontend.http.respond import Services
 from frontend.metrics import Metrics
 from frontend.record import Record
 from tests.clock import jumping
@@ -92,7 +92,7 @@ async def test_the_load_is_logged_while_there_is_any(caplog: pytest.LogCaptureFi
     tokens: Any = ScriptedTokens("")
     services = Services(fleet=fleet, generator=tokens, others=alone)
     services.snapshots.start()
-    log_load(services)
+    log_load(services.metrics, services.snapshots)
     await asyncio.sleep(35)  # virtual time
     assert not caplog.records, "it is idle"
     for status in (200, 200, 429):

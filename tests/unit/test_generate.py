@@ -27,9 +27,9 @@ from baton.errors import (
 )
 from baton.messages import GenerateRequest, PrefillFirst, Reply, TokenChunk, TokenLogprob, Usage, WorkerInfo
 from baton.pace import TICK_S
+from frontend.routing.admission import RoutingSettings
 from frontend.routing.fleet import Fleet
 from frontend.routing.generate import Generator
-from frontend.routing.router import RoutingSettings
 from tests.clock import jumping, now_s, run_jumping
 from tests.generators import none_abandoned, running
 from tests.scripted_workers import (

@@ -10,7 +10,7 @@ from frontend import snapshot
 from frontend.app import envelope_of
 from frontend.http.guards import Guards
 from frontend.http.keys import line_of, parse_keys
-from frontend.stages import STAGES
+from frontend.record import STAGES
 from tests.scripted_frontend import Client, ScriptedTokens
 
 ANSWER = "<|channel|>final<|message|>Hello<|return|>"

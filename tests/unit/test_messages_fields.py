@@ -18,7 +18,7 @@ from frontend.harmony.conversation import (
 from frontend.http.body import decode
 from frontend.messages.request import Counted, MessagesBody, turn_request
 from frontend.turn.request import TurnRequest, demanded
-from frontend.turn.seal import Seal
+from frontend.turn.thoughts import Seal
 
 Json = dict[str, Any]
 

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.messages import KvHandoff, Role, TokenChunk, Usage
-from frontend.record import MAX_BYTES, Leg, Record, Records
-from frontend.stages import STAGES, Stage
+from frontend.record import MAX_BYTES, STAGES, Leg, Record, Records, Stage
 from tests.planes import HANDOFF
 from tests.registry import worker
 

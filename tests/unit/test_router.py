@@ -7,7 +7,7 @@ import pytest
 
 from baton.messages import GenerateRequest, Role
 from frontend.metrics import Metrics
-from frontend.routing.router import Router, RouterMode
+from frontend.routing.admission import Router, RouterMode
 from tests.requests import token_request
 from tests.scripted_workers import worker
 

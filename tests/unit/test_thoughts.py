@@ -20,8 +20,7 @@ from frontend.harmony.conversation import (
 )
 from frontend.harmony.parse import HarmonyParser
 from frontend.turn import thoughts
-from frontend.turn.seal import Seal
-from frontend.turn.thoughts import Kept, Thoughts, joined, written_messages
+from frontend.turn.thoughts import Kept, Seal, Thoughts, joined, written_messages
 from tests.scripted_frontend import TOKENIZER
 
 HI = UserTurn("Hi")

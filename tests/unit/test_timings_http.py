@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from baton.errors import Overloaded
-from frontend.stages import STAGES
+from frontend.record import STAGES
 from tests.scripted_frontend import BODIES, MODEL, Client, Reply, ScriptedTokens
 
 ANSWER = "<|channel|>final<|message|>Yes<|return|>"

@@ -7,8 +7,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import SpanKind, StatusCode
 
-from frontend.record import Attempt, Leg, Record, Trace
-from frontend.stages import Stage
+from frontend.record import Attempt, Leg, Record, Stage, Trace
 from frontend.traces import Traces, spans_of
 from tests.otlp import receiving
 

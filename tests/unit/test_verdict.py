@@ -7,10 +7,8 @@ import pytest
 
 from baton.telemetry import Formatter
 from frontend.access import line_of
-from frontend.explain import Explained
-from frontend.record import Attempt, Leg, Record
-from frontend.stages import STAGES, Stage
-from frontend.verdict import Usual, Verdict, verdict
+from frontend.record import STAGES, Attempt, Leg, Record, Stage
+from frontend.verdict import Explained, Usual, Verdict, verdict
 from operations.request_log import records_of
 from operations.why import text
 
