@@ -11,10 +11,11 @@ from msgspec import Meta
 
 from baton.errors import BatonError, InvalidRequest, NotReady
 from frontend.http.answer import Answer
-from frontend.http.body import AnyBody, convert
+from frontend.http.body import AnyBody, convert, read
 from frontend.http.exchange import Exchange, ignored_header
 from frontend.http.respond import (
     GRACE_S,
+    Asked,
     Delivery,
     Operation,
     Operations,
@@ -24,11 +25,13 @@ from frontend.http.respond import (
     prepared,
 )
 from frontend.record import Record
-from frontend.responses.body import DeletedResponse, InputTokens, ItemList, ResponseBody
-from frontend.responses.create import ask_response, items_of
-from frontend.responses.output import EventWriter, FailedAtOnce, ResponseObject, after
-from frontend.responses.runs import UNREACHED, ResponseState, events_not_stored
-from frontend.responses.store import RUNNING, StoredResponse
+from frontend.responses.body import DeletedResponse, InputTokens, ItemList, ResponseBody, turn_request
+from frontend.responses.items import InputReader, Reference
+from frontend.responses.output import EventWriter, FailedAtOnce, ResponseAnswer, ResponseObject, after
+from frontend.responses.runs import UNREACHED, ResponseState, events_not_stored, items_of
+from frontend.responses.store import MAX_CHAIN_BYTES, RUNNING, StoredResponse
+from frontend.turn.ids import vary
+from frontend.turn.request import Client, in_time
 
 MAX_QUERY = 8192
 """Characters of a query string that are read."""
@@ -75,7 +78,6 @@ class ResponseRoutes:
 
     def __init__(self, state: ResponseState) -> None:
         self._state = state
-        self._ask = partial(ask_response, state=state)
 
     def operations(self) -> Operations:
         example = {"input": "Hello there!", "reasoning": {"effort": "low"}, "max_output_tokens": 100}
@@ -101,6 +103,34 @@ class ResponseRoutes:
                 self.input_items, "List a response's input items", (ItemList,), query=PageQuery
             ),
         }
+
+    async def _ask(self, raw: bytes, client: Client, services: Services) -> Asked[ResponseAnswer]:
+        """See `frontend.http.respond.Ask`."""
+
+        def reading(body: ResponseBody, _: int) -> InputReader:
+            vary(raw)  # so that no other response is stored under the id of this one
+            return InputReader(body.input, services.seal)
+
+        body, unknown, reader = await read(raw, ResponseBody, reading)
+        state, previous_id = self._state, body.previous_response_id
+        items = await state.resolved(reader.items, client.key_name)
+        earlier = [] if previous_id is None else await state.history(previous_id, client.key_name)
+        # A short body may continue a long conversation, or refer to long items.
+        recalls = bool(earlier) or any(isinstance(item, Reference) for item in reader.items.values())
+        num_bytes = len(raw) + (MAX_CHAIN_BYTES if recalls else 0)
+        making = partial(turn_request, body, earlier, items, num_bytes)
+        request, machine, ignored = await in_time(num_bytes, making)
+        answer = partial(
+            ResponseAnswer,
+            body,
+            [*items.values()],
+            machine,
+            state.store,
+            services.seal,
+            client.key_name,
+        )
+        asked = Asked(request, (*unknown, *sorted(reader.left_out), *ignored), answer)
+        return asked._replace(too_long=partial(FailedAtOnce, body)) if body.stream else asked
 
     async def create(self, exchange: Exchange, services: Services, record: Record) -> None:
         with exchange.repeated():

@@ -1,15 +1,20 @@
-"""Background responses: they run without a client, and are followed, cancelled and drained."""
+"""What responses leave behind: conversations that go on, and background runs, which no client holds."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+
+import msgspec
 
 from baton.errors import BatonError, InvalidRequest, NotReady, Overloaded
 from frontend.http.exchange import as_baton_error
 from frontend.http.respond import Services, count, feed
+from frontend.responses.items import Item, OutputItem, Reference
 from frontend.responses.output import ResponseAnswer, after
 from frontend.responses.store import RUNNING, ResponseStore, StoredResponse
 from frontend.turn.choice import num_prompt_tokens
 
+MAX_REFERENCES = 1000
+"""Each is looked up in the store."""
 MAX_RUNS = 1000
 # The `route` label of runs in the metrics; their requests count under the route's own.
 ROUTE = "background"
@@ -87,6 +92,24 @@ class Run:
             queue.put_nowait(data)
 
 
+class PreviousNotFound(BatonError, code="previous_response_not_found", status=400):
+    """The previous response, or one that it continues, is not stored."""
+
+
+class _Output(msgspec.Struct):
+    output: list[OutputItem]
+
+
+def items_of(chain: Sequence[StoredResponse], without_output_of: str = "") -> list[Item]:
+    """The input and the output of each stored response, except the output of one."""
+    items: list[Item] = []
+    for response in chain:
+        items += msgspec.json.decode(response.items, type=list[Item])
+        if response.id != without_output_of:
+            items += msgspec.json.decode(response.body, type=_Output).output
+    return items
+
+
 class ResponseState:
     """The API's state across requests: stored responses, and the runs of this process."""
 
@@ -103,6 +126,37 @@ class ResponseState:
         if run is None:
             return await self.store.load(response_id, key_name)
         return run.answer.stored() if run.answer.key_name == key_name else None
+
+    async def history(self, response_id: str, key_name: str) -> list[Item]:
+        """All input and output items up to the end of the previous response, one of that key."""
+        previous = await self.find(response_id, key_name)
+        if previous is not None and previous.status == RUNNING:
+            raise InvalidRequest.at("previous_response_id", f"is {response_id!r}, which still runs; wait.")
+        chain = await self.store.chain(response_id, key_name)
+        if chain is None:
+            raise PreviousNotFound(
+                f"`previous_response_id`: response {response_id!r} or one that it continues is not stored.",
+                param="previous_response_id",
+            )
+        return await asyncio.to_thread(items_of, chain)
+
+    async def resolved(self, items: Mapping[str, Item | Reference], key_name: str) -> dict[str, Item]:
+        """The items of `input`, also those that it refers to. Raises InvalidRequest if one is not stored."""
+        if sum(isinstance(item, Reference) for item in items.values()) > MAX_REFERENCES:
+            what = f"has more than {MAX_REFERENCES} item references; send the items."
+            raise InvalidRequest.at("input", what)
+        found: dict[str, Item] = {}
+        for path, item in items.items():
+            if not isinstance(item, Reference):
+                found[path] = item
+                continue
+            stored = await self.store.with_item(item.id, key_name)
+            known = [] if stored is None else await asyncio.to_thread(items_of, [stored])
+            referred = next((each for each in known if each.id == item.id), None)
+            if referred is None:
+                raise InvalidRequest.at(f"{path}.id", f"is {item.id!r}; no stored response has this item.")
+            found[path] = referred
+        return found
 
     async def _run(self, response_id: str) -> Run | None:
         """The run, or None if it has ended. Waits for a run that is about to end, until it is stored."""

@@ -6,7 +6,7 @@ import pytest
 
 from frontend.http import body
 from frontend.http.body import MAX_ENTRIES, MAX_PARTS, MAX_UNKNOWN, TooManyParts, check_parts
-from frontend.responses.create import MAX_REFERENCES
+from frontend.responses.runs import MAX_REFERENCES
 from tests.scripted_frontend import MODEL, Client, ScriptedTokens
 
 ITEM = b'{"role":"user","content":"a"}'
