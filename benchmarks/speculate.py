@@ -21,8 +21,15 @@ from tokenizers import Tokenizer
 
 import benchmarks  # noqa: F401  checks the packages
 from baton.messages import GenerateRequest, Sampling
-from frontend.harmony.conversation import AssistantTurn, Conversation, Tool, ToolCall, ToolResult, UserTurn
-from frontend.harmony.render import render
+from frontend.harmony.conversation import (
+    AssistantTurn,
+    Conversation,
+    Tool,
+    ToolCall,
+    ToolResult,
+    UserTurn,
+    render,
+)
 from tools.demo_tokenizer import encode
 from tools.score_demo_model import held_back_examples
 from workers.engines.embedded.engine import EmbeddedEngine

@@ -9,11 +9,8 @@ from msgspec import UNSET, UnsetType
 from baton.errors import InvalidRequest
 from frontend.harmony.conversation import (
     AssistantTurn,
-    Begin,
     Conversation,
-    Delta,
     Instructions,
-    Text,
     TextGrammar,
     Tool,
     ToolCall,
@@ -21,6 +18,7 @@ from frontend.harmony.conversation import (
     Turn,
     UserTurn,
 )
+from frontend.harmony.parse import Begin, Delta, Text
 from frontend.http.answer import (
     ChoiceWriter,
     ChunkedAnswer,

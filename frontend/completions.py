@@ -9,8 +9,7 @@ import msgspec
 
 from baton.errors import InvalidRequest
 from baton.messages import FinishReason
-from frontend.harmony.conversation import Delta, Text
-from frontend.harmony.parse import new_decoder
+from frontend.harmony.parse import Delta, Text, new_decoder
 from frontend.http.answer import (
     ChoiceWriter,
     ChunkedAnswer,

@@ -10,8 +10,7 @@ import msgspec
 
 from baton.messages import FinishReason, GenerateRequest, Sampling, TokenChunk
 from frontend.chat import MessageWriter
-from frontend.harmony.conversation import Begin, Delta, End, Text
-from frontend.harmony.parse import HarmonyParser
+from frontend.harmony.parse import Begin, Delta, End, HarmonyParser, Text
 from frontend.http.answer import Envelope
 from frontend.text.tokenizer import ModelTokenizer, SpecialToken, Vocabulary
 from frontend.turn.choice import Choice

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from frontend.harmony.conversation import Begin, Delta, Text
+from frontend.harmony.parse import Begin, Delta, Text
 
 REPAIRS = {
     "malformed_header": "a header that is not as it should be, with its `<|message|>`",

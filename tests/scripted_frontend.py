@@ -16,8 +16,7 @@ from baton.errors import BatonError, ModelNotFound
 from baton.loop_delay import LoopDelay
 from baton.messages import GenerateRequest, TokenChunk, TokenLogprob, Usage, WorkerInfo, WorkerStats
 from frontend.app import create_app
-from frontend.harmony.conversation import Conversation
-from frontend.harmony.render import render
+from frontend.harmony.conversation import Conversation, render
 from frontend.http.exchange import AsgiApp
 from frontend.http.respond import Services
 from frontend.record import Leg

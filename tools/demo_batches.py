@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from frontend.harmony.render import render
+from frontend.harmony.conversation import render
 from tools.demo_dialogues import Dialogue, completion
 from tools.demo_tokenizer import encode
 

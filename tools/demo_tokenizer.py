@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from frontend.harmony.render import render
+from frontend.harmony.conversation import render
 from frontend.text.tokenizer import Segment, SpecialToken
 from tools.demo_dialogues import Dialogue, completion
 from tools.demo_words import ADJECTIVES, CAPITALS, CITIES, NAMES, NOUNS, VERBS, pseudo_word

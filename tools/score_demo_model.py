@@ -12,8 +12,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import GptOssForCausalLM
 
-from frontend.harmony.conversation import Conversation
-from frontend.harmony.render import render
+from frontend.harmony.conversation import Conversation, render
 from tools.demo_dialogues import Dialogue, Example
 from tools.demo_guide import guide_conversation
 from tools.demo_tokenizer import encode

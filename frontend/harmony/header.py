@@ -11,10 +11,12 @@ from typing import Literal
 
 import msgspec
 
-from frontend.harmony.conversation import MessageKind, is_builtin
+from frontend.harmony.conversation import is_builtin
 from frontend.text.tokenizer import SpecialToken
 
 ROLES = ("assistant", "user", "system", "developer", "tool")
+MessageKind = Literal["thought", "text", "preamble", "call"]
+"""A preamble is text for the user before a call: commentary without a recipient."""
 HeaderKind = MessageKind | Literal["dropped"]
 _KINDS: dict[str, HeaderKind] = {"analysis": "thought", "commentary": "preamble", "final": "text"}
 CHANNELS = tuple(_KINDS)

@@ -7,9 +7,39 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
-from frontend.harmony.conversation import Begin, Delta, End, Kind, Text
-from frontend.harmony.header import CHANNELS, Header, HeaderKind, read_header
+import msgspec
+
+from frontend.harmony.conversation import Kind
+from frontend.harmony.header import CHANNELS, Header, HeaderKind, MessageKind, read_header
 from frontend.text.tokenizer import SpecialToken, Vocabulary
+
+
+class Begin(msgspec.Struct, frozen=True, array_like=True):
+    """The start of a message, which has text unless it is a call. `name` is the called tool's without
+    `functions.`, `index` counts the calls from 0. The parser leaves `call_id` empty."""
+
+    kind: MessageKind
+    name: str = ""
+    index: int = 0
+    call_id: str = ""
+
+
+class Text(msgspec.Struct, frozen=True, array_like=True):
+    """More text of the open message or call, verbatim; `start` and `stop` are its tokens' positions."""
+
+    text: str
+    start: int
+    stop: int
+
+
+class End(msgspec.Struct, frozen=True, array_like=True):
+    """The end of the open message; `complete` is False if the stream ended inside it."""
+
+    complete: bool = True
+
+
+Delta = Begin | Text | End
+
 
 # A longer header lacks its `<|message|>`, and its text must not be held back any longer. The limit is higher
 # before a channel is named, since the token that ends the message then determines its kind.

@@ -9,7 +9,7 @@ import msgspec
 
 from baton.errors import BatonError, InvalidRequest
 from baton.messages import TokenChunk, TokenLogprob
-from frontend.harmony.conversation import Delta
+from frontend.harmony.parse import Delta
 from frontend.http.exchange import ErrorBody
 from frontend.record import Record
 from frontend.text.tokenizer import ModelTokenizer

@@ -8,7 +8,7 @@ import msgspec
 
 from baton.errors import BatonError
 from baton.messages import TokenChunk
-from frontend.harmony.conversation import Begin, Delta, End, Text
+from frontend.harmony.parse import Begin, Delta, End, Text
 from frontend.http.answer import Answer
 from frontend.http.body import read
 from frontend.http.respond import Asked, Operations, Services, counting, generating

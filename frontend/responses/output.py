@@ -10,7 +10,8 @@ from msgspec.structs import replace
 
 from baton.errors import BatonError
 from baton.messages import TokenChunk
-from frontend.harmony.conversation import FUNCTIONS, Begin, Delta, End, ReasoningEffort, Text, Tool
+from frontend.harmony.conversation import FUNCTIONS, ReasoningEffort, Tool
+from frontend.harmony.parse import Begin, Delta, End, Text
 from frontend.http.answer import Answer, CompletionDetails, ContentLogprob, content_logprobs
 from frontend.responses.body import SEALED, Reasoning, ResponseBody, Summary
 from frontend.responses.items import (

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from baton.messages import FinishReason as WorkerFinishReason
 from baton.messages import GenerateRequest, TokenChunk, TokenLogprob
-from frontend.harmony.conversation import Begin, Delta, End, Text, Tool, WrittenMessage
-from frontend.harmony.parse import HarmonyParser, ReadMessage, new_decoder
+from frontend.harmony.conversation import Tool, WrittenMessage
+from frontend.harmony.parse import Begin, Delta, End, HarmonyParser, ReadMessage, Text, new_decoder
 from frontend.text.tokenizer import ModelTokenizer
 from frontend.turn.ids import new_id
 from frontend.turn.thoughts import PARAGRAPH, written_messages

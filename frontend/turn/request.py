@@ -12,9 +12,8 @@ from msgspec.structs import force_setattr, replace
 
 from baton.errors import InvalidRequest
 from baton.messages import GenerateRequest, Guided, MessageForm, Sampling, Syntax
-from frontend.harmony.conversation import AnswerFormat, Conversation, TextGrammar, Tool
+from frontend.harmony.conversation import AnswerFormat, Conversation, TextGrammar, Tool, render
 from frontend.harmony.parse import HarmonyParser
-from frontend.harmony.render import render
 from frontend.text.tokenizer import ModelTokenizer, ServedModel, TooManyTokens
 from frontend.turn.choice import Choice, RawText
 from frontend.turn.fields import ANY_OBJECT, CommonFields, JsonSchema, Nvext, first_given

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from baton.errors import InvalidRequest, NotReady
-from frontend.harmony.conversation import Begin, Delta, End, Text
+from frontend.harmony.parse import Begin, Delta, End, Text
 from frontend.metrics import Metrics
 from frontend.processes.siblings import Shared, Siblings
 from frontend.responses import store

@@ -8,8 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from baton.messages import FinishReason, GenerateRequest, Sampling, TokenChunk, TokenLogprob, Usage
-from frontend.harmony.conversation import Begin, Delta, End, Text
-from frontend.harmony.parse import HarmonyParser
+from frontend.harmony.parse import Begin, Delta, End, HarmonyParser, Text
 from frontend.turn.choice import Choice, RawText
 from tests.repairs import messages
 from tests.scripted_frontend import TOKENIZER

@@ -7,8 +7,14 @@ from typing import Any
 import pytest
 import yaml
 
-from frontend.harmony.conversation import Delta, End, Text
-from frontend.harmony.parse import MAX_HEADER_BYTES, MAX_HEADER_BYTES_AFTER_CHANNEL, HarmonyParser
+from frontend.harmony.parse import (
+    MAX_HEADER_BYTES,
+    MAX_HEADER_BYTES_AFTER_CHANNEL,
+    Delta,
+    End,
+    HarmonyParser,
+    Text,
+)
 from frontend.text.tokenizer import SpecialToken, Vocabulary
 from tests.repairs import REPAIRS, messages
 

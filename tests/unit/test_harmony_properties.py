@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from frontend.harmony.conversation import Delta, Text
+from frontend.harmony.parse import Delta, Text
 from frontend.turn.choice import StopStrings
 from tests.fuzz_harmony import violation
 

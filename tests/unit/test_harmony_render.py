@@ -8,6 +8,7 @@ import pytest
 
 from baton.errors import InvalidRequest
 from frontend.harmony.conversation import (
+    MAX_DEPTH,
     AnswerFormat,
     AssistantTurn,
     Conversation,
@@ -19,8 +20,9 @@ from frontend.harmony.conversation import (
     Turn,
     UserTurn,
     WrittenMessage,
+    render,
+    type_of,
 )
-from frontend.harmony.render import MAX_DEPTH, render, type_of
 from frontend.text.tokenizer import Segment, SpecialToken
 
 SYSTEM = """\

@@ -12,7 +12,7 @@ import pytest
 
 from baton.errors import Overloaded
 from frontend.http.body import read
-from frontend.responses import create
+from frontend.responses import body, routes
 from frontend.text.tokenizer import COUNTED_CONTEXTS, ServedModel
 from frontend.turn.request import LONG_BYTES
 from tests.scripted_frontend import (
@@ -85,7 +85,7 @@ async def test_short_bodies_that_recall_stored_text_are_handled_in_a_thread(
     recall: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads: set[int] = set()
-    real = create.turn_request
+    real = body.turn_request
 
     def noting(*given: Any) -> Any:
         threads.add(threading.get_ident())
@@ -95,7 +95,7 @@ async def test_short_bodies_that_recall_stored_text_are_handled_in_a_thread(
     client = Client(ScriptedTokens("<|channel|>final<|message|>Long<|return|>"), fleet)
     made = (await client.post("/v1/responses", {"model": MODEL, "input": "Hello"})).json
     fleet.threads.clear()
-    monkeypatch.setattr(create, "turn_request", noting)
+    monkeypatch.setattr(routes, "turn_request", noting)
     reply = await client.post("/v1/responses", {"model": MODEL, **recall(made)})
     assert reply.status == 200, reply.json
     assert fleet.threads
