@@ -23,16 +23,28 @@ KEEP_ALIVE = b": keep-alive\n\n"
 class Writer:
     """Writes one choice as events, which are empty bytes if the answer is not streamed, or whole."""
 
+    choice: Choice
+
     def opening(self) -> bytes:
         """The first events, before the first token."""
         return b""
 
     def feed(self, chunk: TokenChunk) -> bytes:
         """The events of a chunk."""
-        raise NotImplementedError
+        return self.write(self.choice.feed(chunk))
 
     def finish(self) -> bytes:
         """The choice's last events."""
+        return self.write(self.choice.finish())
+
+    def write(self, deltas: Sequence[Delta]) -> bytes:
+        """The events of these deltas."""
+        if len(deltas) == 1:  # the hot path
+            return self.write_one(deltas[0])
+        return b"".join([self.write_one(delta) for delta in deltas])
+
+    def write_one(self, delta: Delta) -> bytes:
+        """The events of a delta."""
         raise NotImplementedError
 
     def body(self) -> msgspec.Struct:
@@ -277,16 +289,9 @@ class ChoiceWriter(Writer):
         self.head, self.tail = envelope.head, envelope.tail
         self.stream = envelope.stream
 
-    def feed(self, chunk: TokenChunk) -> bytes:
-        return self.write(self.choice.feed(chunk))
-
     def finish(self) -> bytes:
-        last = self.write(self.choice.finish())
+        last = super().finish()
         return last + self.end() if self.stream else b""
-
-    def write(self, deltas: Sequence[Delta]) -> bytes:
-        """The chunks of these deltas."""
-        raise NotImplementedError
 
     def end(self) -> bytes:
         """The last chunk."""

@@ -4,7 +4,7 @@ import codecs
 import functools
 import os
 import re
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from itertools import chain
 from pathlib import Path
@@ -16,10 +16,8 @@ from msgspec import inspect
 from baton.errors import BatonError, InvalidRequest
 from frontend.http.exchange import ClientGone, Exchange
 from frontend.turn.fields import Refused
-from frontend.turn.request import in_time
 
 AnyBody = TypeVar("AnyBody", bound=msgspec.Struct)
-T = TypeVar("T")
 
 FREE_BYTES = 64 << 10
 """Of each body, which the server buffers anyway: ordinary requests are read whatever others send."""
@@ -102,27 +100,12 @@ MAX_EXPLAINED_BYTES = 1 << 20
 MAX_UNKNOWN = 1000
 """Unknown fields that are named; a body may have many more."""
 
-_TOO_DEEP = "The JSON body is nested too deeply."
+TOO_DEEP = "The JSON body is nested too deeply."
 # A surrogate pair, a lone surrogate, or any other escape, so that an escaped backslash is passed over.
 _ESCAPE = re.compile(
     rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u([dD][89a-fA-F][0-9a-fA-F]{2})|\\.",
     re.DOTALL,
 )
-
-
-async def read(
-    raw: bytes, body_type: type[AnyBody], make: Callable[[AnyBody, int], T]
-) -> tuple[AnyBody, tuple[str, ...], T]:
-    """The validated body, its unknown fields (see `decode`), and what `make` makes of it and its length."""
-
-    def reading() -> tuple[AnyBody, tuple[str, ...], T]:
-        body, unknown = decode(raw, body_type)
-        try:
-            return body, unknown, make(body, len(raw))
-        except RecursionError:
-            raise InvalidRequest(_TOO_DEEP) from None
-
-    return await in_time(len(raw), reading)
 
 
 def decode(raw: bytes, body_type: type[AnyBody]) -> tuple[AnyBody, tuple[str, ...]]:
@@ -145,7 +128,7 @@ def decode(raw: bytes, body_type: type[AnyBody]) -> tuple[AnyBody, tuple[str, ..
             return decode(whole, body_type)
         raise InvalidRequest(f"The body is not valid JSON: {error}.") from None
     except RecursionError:
-        raise InvalidRequest(_TOO_DEEP) from None
+        raise InvalidRequest(TOO_DEEP) from None
 
 
 def _decoded(raw: bytes, body_type: type[AnyBody]) -> tuple[AnyBody, tuple[str, ...]]:

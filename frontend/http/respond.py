@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 
 from baton.errors import BatonError, DeadlineExceeded, InvalidRequest, NotReady
 from frontend.http.answer import Answer, Numbered
-from frontend.http.body import AnyBody, Bodies, read
+from frontend.http.body import TOO_DEEP, AnyBody, Bodies, decode
 from frontend.http.exchange import (
     ClientGone,
     Envelope,
@@ -33,7 +33,7 @@ from frontend.routing.generate import Generator
 from frontend.snapshot import Snapshots
 from frontend.text.tokenizer import ContextTooLong
 from frontend.turn.choice import Choice, num_prompt_tokens
-from frontend.turn.request import Client, TurnRequest, encode, prepare
+from frontend.turn.request import Client, TurnRequest, encode, in_time, prepare
 from frontend.turn.thoughts import Seal, Thoughts
 
 BeginTrace = Callable[[str], Trace]
@@ -155,6 +155,7 @@ def server_timing(record: Record) -> Headers:
 
 
 AnyAnswer = TypeVar("AnyAnswer", bound=Answer)
+T = TypeVar("T")
 
 
 class Asked(NamedTuple, Generic[AnyAnswer]):
@@ -169,6 +170,21 @@ class Asked(NamedTuple, Generic[AnyAnswer]):
 
 Ask = Callable[[bytes, Client, Services], Awaitable[Asked[AnyAnswer]]]
 """Reads a body. Raises a BatonError if it is refused."""
+
+
+async def read(
+    raw: bytes, body_type: type[AnyBody], make: Callable[[AnyBody, int], T]
+) -> tuple[AnyBody, tuple[str, ...], T]:
+    """The validated body, its unknown fields (see `decode`), and what `make` makes of it and its length."""
+
+    def reading() -> tuple[AnyBody, tuple[str, ...], T]:
+        body, unknown = decode(raw, body_type)
+        try:
+            return body, unknown, make(body, len(raw))
+        except RecursionError:
+            raise InvalidRequest(TOO_DEEP) from None
+
+    return await in_time(len(raw), reading)
 
 
 def asking(

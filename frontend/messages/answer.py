@@ -7,11 +7,9 @@ from typing import Any, Literal, cast
 import msgspec
 
 from baton.errors import BatonError
-from baton.messages import TokenChunk
 from frontend.harmony.parse import Begin, Delta, End, Text
 from frontend.http.answer import Answer
-from frontend.http.body import read
-from frontend.http.respond import Asked, Operations, Services, counting, generating
+from frontend.http.respond import Asked, Operations, Services, counting, generating, read
 from frontend.messages.request import Counted, MessagesBody, ThreadNotFound, turn_request
 from frontend.text.tokenizer import ContextTooLong
 from frontend.turn.choice import Choice
@@ -154,7 +152,7 @@ class MessagesAnswer(Answer):
         thinking = body.thinking
         self.stream = bool(body.stream)
         self.choices = choices
-        (self._choice,) = choices
+        (self.choice,) = choices
         self._seal = seal
         self._shows_thinking = (
             thinking is not None and thinking.type != "disabled" and thinking.display != "omitted"
@@ -171,16 +169,9 @@ class MessagesAnswer(Answer):
         """`message_start`, with the usage known so far, and a ping, as in Anthropic's streams."""
         return self._opening
 
-    def feed(self, chunk: TokenChunk) -> bytes:
-        deltas = self._choice.feed(chunk)
-        if len(deltas) == 1:  # the hot path
-            return self._delta(deltas[0])
-        return b"".join([self._delta(delta) for delta in deltas])
-
     def finish(self) -> bytes:
         """The last events, with the end of a block that is still open."""
-        rest = b"".join([self._delta(delta) for delta in self._choice.finish()])
-        return rest + self._end_block()
+        return super().finish() + self._end_block()
 
     def closing(self) -> bytes:
         """`message_delta` with the stop reason and the usage, and `message_stop`."""
@@ -194,7 +185,7 @@ class MessagesAnswer(Answer):
         return b"event: error\ndata: " + _encode(MessagesError.of(error)) + b"\n\n"
 
     def body(self) -> MessageObject:
-        choice, message = self._choice, self._message
+        choice, message = self.choice, self._message
         message.stop_sequence, message.usage = choice.stop_string, self._usage()
         message.stop_reason = "tool_use" if choice.finish_reason == "tool_calls" else "end_turn"
         if choice.is_cut:
@@ -204,7 +195,7 @@ class MessagesAnswer(Answer):
             message.stop_reason = "stop_sequence"
         return message
 
-    def _delta(self, delta: Delta) -> bytes:
+    def write_one(self, delta: Delta) -> bytes:
         match delta:
             case Text():
                 if self._open is None:  # reasoning that is not shown
@@ -250,7 +241,7 @@ class MessagesAnswer(Answer):
         return signed + self._event("content_block_stop", index=index)
 
     def _usage(self) -> Usage:
-        choice, num_prompt = self._choice, len(self._choice.request.token_ids)
+        choice, num_prompt = self.choice, len(self.choice.request.token_ids)
         return Usage(
             input_tokens=num_prompt - choice.num_cached_tokens,
             cache_read_input_tokens=choice.num_cached_tokens,

@@ -9,7 +9,6 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from baton.errors import BatonError
-from baton.messages import TokenChunk
 from frontend.harmony.conversation import FUNCTIONS, ReasoningEffort, Tool
 from frontend.harmony.parse import Begin, Delta, End, Text
 from frontend.http.answer import Answer, CompletionDetails, ContentLogprob, content_logprobs
@@ -286,17 +285,6 @@ class ResponseAnswer(Answer):
     def opening(self) -> bytes:
         return self._opening
 
-    def feed(self, chunk: TokenChunk) -> bytes:
-        return self.write(self.choice.feed(chunk))
-
-    def finish(self) -> bytes:
-        return self.write(self.choice.finish())
-
-    def write(self, deltas: Sequence[Delta]) -> bytes:
-        if len(deltas) == 1:  # the hot path
-            return self._delta(deltas[0])
-        return b"".join([self._delta(delta) for delta in deltas])
-
     def closing(self) -> bytes:
         if self.choice.is_cut:
             self.response.incomplete_details = IncompleteDetails(reason="max_output_tokens")
@@ -338,7 +326,7 @@ class ResponseAnswer(Answer):
             key_name=self.key_name,
         )
 
-    def _delta(self, delta: Delta) -> bytes:
+    def write_one(self, delta: Delta) -> bytes:
         match delta:
             case Text():
                 assert self._open is not None, "text follows the start of its item"

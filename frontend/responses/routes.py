@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from baton.errors import BatonError, InvalidRequest, NotReady
 from frontend.http.answer import Answer
-from frontend.http.body import AnyBody, convert, read
+from frontend.http.body import AnyBody, convert
 from frontend.http.exchange import Exchange, ignored_header
 from frontend.http.respond import (
     GRACE_S,
@@ -23,6 +23,7 @@ from frontend.http.respond import (
     counting,
     generate,
     prepared,
+    read,
 )
 from frontend.record import Record
 from frontend.responses.body import DeletedResponse, InputTokens, ItemList, ResponseBody, turn_request

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from baton.errors import Overloaded
-from frontend.http.body import read
+from frontend.http.respond import read
 from frontend.responses import body, routes
 from frontend.text.tokenizer import COUNTED_CONTEXTS, ServedModel
 from frontend.turn.request import LONG_BYTES
