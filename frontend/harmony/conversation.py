@@ -274,11 +274,10 @@ def _developer_text(conversation: Conversation, instructions: str) -> str:
         sections.append(_tools_section(conversation))
     answer = conversation.answer_format
     if answer is not None and answer.name is not None:
-        schema = answer.schema
-        if answer.description is not None and isinstance(schema, dict):
-            schema = {"description": answer.description} | schema
+        described = [f"// {line}" for line in _lines(answer.description or "")]
         try:
-            sections += ["# Response Formats", f"## {answer.name}", compact_json(schema)]
+            shown = "\n".join([*described, compact_json(answer.schema)])
+            sections += ["# Response Formats", f"## {answer.name}", shown]
         except ValueError as error:
             raise InvalidRequest.at(answer.path, f"cannot be shown: {error}.") from error
     return "\n\n".join(sections)

@@ -29,8 +29,8 @@ MARKERS = ("channel", "constrain", "to")
 _PARTS = re.compile(
     rb"""
       (?P<space> \s+ )
-    | <\|channel\|>   \s* (?P<channel> analysis | commentary | final | (?!to=) [^\s<]+ | )
-    | <\|constrain\|> \s* (?P<constrain> (?:json|code|text|none)(?![\w.]) | (?!to=) [^\s<{\[]+ | )
+    | <\|channel\|>   \s* (?P<channel> analysis | commentary | final | (?!to[\s:=]) [^\s<]+ | )
+    | <\|constrain\|> \s* (?P<constrain> (?:json|code|text|none)(?![\w.]) | (?!to[\s:=]) [^\s<{\[]+ | )
     | (?: to= \s* | \b to \s* [=:]? \s* (?=functions\.) ) (?P<quote> ["']? ) (?P<to> [^\s<{\["']* ) (?P=quote)
     | (?P<role> assistant | user | system | developer | tool )
       (?= \s | <\| | to= | analysis | commentary | final | $ )
@@ -181,7 +181,7 @@ class _Reading:
         is_known = following in MARKERS
         match part.kind:
             case "channel":
-                is_known |= part.value in ("", *CHANNELS) or part.value.startswith("functions.")
+                is_known |= part.value.lower() in ("", *CHANNELS) or part.value.startswith("functions.")
                 is_begun = len(part.value) >= _MIN_CHANNEL_CHARS and _meant_channel(part.value) is not None
                 is_known |= following is None and is_begun
             case "constrain":
@@ -221,7 +221,7 @@ class _Reading:
         for part in self.parts[i:] if _has_recipient(kept) else ():
             if self._raw[part.start : part.start + 1] in (b"{", b"[", b'"'):
                 return part.start
-            if part.kind not in ("noise", "bare", "type"):
+            if part.kind not in ("noise", "bare", "type", "channel", "constrain", "control"):
                 break
         return self.parts[i].value_start
 

@@ -190,8 +190,8 @@ def test_a_schema_is_shown_under_its_name_and_with_its_description() -> None:
         answer_format = AnswerFormat(schema={"type": "object"}, **fields)
         return spelled(render(Conversation(turns=(), answer_format=answer_format)))
 
-    expected = '# Response Formats\n\n## a\n\n{"description":"All.","type":"object"}<|end|>'
-    assert expected in shown(name="a", description="All.")
+    expected = '# Response Formats\n\n## a\n\n// All.\n// Of it.\n{"type":"object"}<|end|>'
+    assert expected in shown(name="a", description="All.\nOf it.")
     assert "Response Formats" not in shown()
 
 
