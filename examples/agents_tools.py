@@ -18,7 +18,7 @@ try:
         TResponseInputItem,
         function_tool,
     )
-    from openai import APIConnectionError, AsyncOpenAI
+    from openai import APIConnectionError, AsyncOpenAI, AuthenticationError
 except ModuleNotFoundError:
     sys.exit("error: this example needs one more package: .venv/bin/python -m pip install openai-agents")
 
@@ -66,4 +66,6 @@ if __name__ == "__main__":
     try:
         asyncio.run(main(chosen))
     except APIConnectionError:
-        sys.exit(f"error: no Baton answers at {URL}: start it with `make up`, or set BATON_URL")
+        sys.exit(f"error: no Baton answers at {URL}: start it with `make up`, or set BATON_URL or NO_PROXY")
+    except AuthenticationError:
+        sys.exit(f"error: {URL} needs an API key: set KEY")

@@ -8,7 +8,7 @@ import sys
 from typing import Literal
 
 try:
-    from openai import APIConnectionError, OpenAI, pydantic_function_tool
+    from openai import APIConnectionError, AuthenticationError, OpenAI, pydantic_function_tool
     from pydantic import BaseModel, Field
 except ModuleNotFoundError as missing:
     sys.exit(f"error: no package {missing.name} here: run this with .venv/bin/python, after `make up`")
@@ -60,4 +60,6 @@ if __name__ == "__main__":
     try:
         main()
     except APIConnectionError:
-        sys.exit(f"error: no Baton answers at {URL}: start it with `make up`, or set BATON_URL")
+        sys.exit(f"error: no Baton answers at {URL}: start it with `make up`, or set BATON_URL or NO_PROXY")
+    except AuthenticationError:
+        sys.exit(f"error: {URL} needs an API key: set KEY")

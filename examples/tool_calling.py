@@ -8,7 +8,7 @@ import os
 import sys
 
 try:
-    from openai import APIConnectionError, OpenAI
+    from openai import APIConnectionError, AuthenticationError, OpenAI
     from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolParam
 except ModuleNotFoundError as missing:
     sys.exit(f"error: no package {missing.name} here: run this with .venv/bin/python, after `make up`")
@@ -61,4 +61,6 @@ if __name__ == "__main__":
     try:
         main()
     except APIConnectionError:
-        sys.exit(f"error: no Baton answers at {URL}: start it with `make up`, or set BATON_URL")
+        sys.exit(f"error: no Baton answers at {URL}: start it with `make up`, or set BATON_URL or NO_PROXY")
+    except AuthenticationError:
+        sys.exit(f"error: {URL} needs an API key: set KEY")

@@ -160,7 +160,8 @@ async def serve(
         if not shutdown.is_set():
             server.start(listener, is_shared=settings.num_processes > 1)
             scheme = "http" if credentials.tls is None else "https"
-            log.info("listening address=%s://%s:%d", scheme, *listener.getsockname()[:2])
+            host, port = listener.getsockname()[:2]
+            log.info("listening address=%s://%s:%d", scheme, f"[{host}]" if ":" in host else host, port)
             siblings.listening()
             await first_of(shutdown.wait(), asyncio.shield(following))
         services.snapshots.close()

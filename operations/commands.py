@@ -29,7 +29,6 @@ Tools for the operator of a Baton stack.
   python -m baton COMMAND --help    the flags of a command
   python -m baton --version         the version
 
-example: python -m baton status --url http://127.0.0.1:8000
 The servers are `python -m frontend` and `python -m workers`; `make up` starts both.
 """
 
@@ -68,7 +67,8 @@ def _run(name: str, argv: list[str]) -> int:
     except KeyboardInterrupt:
         sys.stderr.write("stopped\n")
         return 130
-    except BrokenPipeError:  # `| head` has read enough
+    except OSError as error:  # of stdout: `| head` has read enough, or the disk is full
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+        text, status = ("", 141) if isinstance(error, BrokenPipeError) else (f"error: {error}\n", 2)
+        sys.stderr.write(text)
     return status

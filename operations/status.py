@@ -22,7 +22,7 @@ from frontend.snapshot import Snapshot, WorkerView
 from operations.client import Client, FrontendFlags
 from operations.errors import FrontendError, printable
 
-_NUM_EVENTS, _NUM_SLOWEST = 10, 5
+_NUM_EVENTS, _NUM_SLOWEST, _LEAST_COLUMNS = 10, 5, 80
 _HELP = Text("Ctrl-C: quit   python -m baton why ID: one request", "dim")
 
 
@@ -49,7 +49,9 @@ def status(parsed: Parsed[StatusSettings]) -> int:
         sys.stdout.write(f"{_counts(health)}\n")
         return int(health.status != "healthy")
     code, screen = _look(client)
-    stdout().print(screen)
+    console = stdout()
+    console.width = max(console.width, _LEAST_COLUMNS)  # a narrower terminal breaks lines, not the table
+    console.print(screen)
     return code
 
 

@@ -147,7 +147,9 @@ class Fleet:
         ready, live = set(self.models()), self.table.live()
         registered = self._registered()
         known = {w.worker_id for w in registered}
-        missing = [] if ready else [f"{w.model}: decode" for w in registered] or ["prefill", "decode"]
+        served = {w.model for w in live if w.role is Role.DECODE}  # once their tokenizers are loaded
+        lacks = (f"{w.model}: {'tokenizer' if w.model in served else 'decode'}" for w in registered)
+        missing = [] if ready else [*lacks] or ["prefill", "decode"]
         away = {"NATS: requests wait for it": not self._transport.is_reachable}
         away["the registry: new workers get no requests"] = bool(self._discovery.problem)
         return Health(

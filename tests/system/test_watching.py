@@ -50,9 +50,9 @@ def piped(stack: Stack, tool: str, *flags: str, **environ: str) -> "subprocess.C
 class Terminal:
     """A tool on a terminal of its own, in a `with` block that it does not outlive."""
 
-    def __init__(self, stack: Stack, tool: str, *flags: str) -> None:
+    def __init__(self, stack: Stack, tool: str, *flags: str, columns: int = COLUMNS) -> None:
         self._own, theirs = os.openpty()
-        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, columns, 0, 0))
         variables = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES", "NO_COLOR")}
         variables |= {"HTTP_PORT": str(stack.port), "TERM": "xterm-256color"}
         self.process = subprocess.Popen(
@@ -138,6 +138,9 @@ def test_top_fits_80_columns_and_survives_a_frontend_that_is_away(stack: Stack) 
         finally:
             stack.processes[0].signal(signal.SIGCONT)
         assert "Ctrl-C: quit" in terminal.wait_for("healthy: 1 prefill, 1 decode")
+    with Terminal(stack, "status", columns=40) as terminal:
+        assert terminal.ended() == 0
+        assert re.search(r"prefill-\d +prefill +ready ", _STYLE.sub("", terminal.text))
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)])

@@ -40,6 +40,15 @@ def test_wrong_arguments_are_one_sentence(argv: list[str], capsys: pytest.Captur
     assert "--no-such-flag" not in argv or f"python -m baton {argv[0]}" in printed.err
 
 
+def test_a_full_disk_is_one_sentence() -> None:
+    with open("/dev/full", "w") as full:
+        run = subprocess.run(
+            [sys.executable, "-m", "baton", "key", "a"], stdout=full, stderr=-1, text=True, check=False
+        )
+    assert (run.returncode, "Traceback" in run.stderr) == (2, False)
+    assert run.stderr.endswith("error: [Errno 28] No space left on device\n")
+
+
 @pytest.mark.parametrize("module", ["baton", "frontend", "workers"])
 def test_each_process_prints_the_version_of_its_package(module: str) -> None:
     command = [sys.executable, "-m", module, "--version"]

@@ -138,7 +138,7 @@ async def test_a_tokenizer_that_appears_after_its_worker_is_loaded_then(
         await fleet.synced.wait()
         with pytest.raises(NoWorkers, match="tokenizer of 'late' is not loaded yet; retry later") as raised:
             fleet.served("late")
-        assert raised.value.retry_after_s == 1
+        assert (raised.value.retry_after_s, fleet.health().missing) == (1, ["late: tokenizer"])
         registry.show(late, worker("d2"))
         await until(lambda: fleet.models() == ["m"])
         await asyncio.sleep(10)  # time for several tries
