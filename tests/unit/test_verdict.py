@@ -9,8 +9,7 @@ from baton.telemetry import Formatter
 from frontend.access import line_of
 from frontend.record import STAGES, Attempt, Leg, Record, Stage
 from frontend.verdict import Explained, Usual, Verdict, verdict
-from operations.request_log import records_of
-from operations.why import text
+from operations.why import records_of, text
 
 RECORD: list[Stage] = [stage for stage, rule in STAGES.items() if rule.group == "client"]
 ATTEMPT: list[Stage] = [stage for stage in STAGES if stage not in RECORD]
