@@ -21,7 +21,7 @@ from baton.process import end, first_of, leave_start_uncollected, needed, run
 from baton.telemetry import configure_logging, print_error
 from baton.transport import Transport
 from frontend.access import log_load, log_requests
-from frontend.app import create_app, envelope_of
+from frontend.app import create_app
 from frontend.flags import Credentials, FrontendSettings, parse_aliases, read_credentials
 from frontend.http.body import Bodies, default_bytes
 from frontend.http.exchange import AsgiApp
@@ -193,7 +193,6 @@ def _app(
     names = ["*"] if settings.authenticates and settings.tls_cert_file else settings.allowed_hosts
     return Guards(
         create_app(services, responses),
-        envelope_of,
         services.metrics,
         keys=None if keys is None else lambda: keys.value,
         origins=settings.cors_origins,

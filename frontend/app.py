@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 from baton.errors import BatonError, InvalidRequest
 from frontend import chat, completions
-from frontend.http.exchange import Envelope, ErrorBody, Receive, Scope, Send, error_headers
+from frontend.http.exchange import ErrorBody, MessagesError, Receive, Scope, Send, error_body, error_headers
 from frontend.http.guards import OPEN_PATHS
 from frontend.http.respond import Endpoint, Operation, Operations, Serve, Services, Struct
 from frontend.messages import answer as messages
@@ -76,9 +76,7 @@ def create_app(services: Services, responses: ResponseState) -> App:
     for (method, path), operation in shown.items():
         if operation.serve is not None:
             methods.setdefault(path, {})[method] = operation.serve
-    endpoints = {
-        path: Endpoint(path, served, services, envelope_of(path)) for path, served in methods.items()
-    }
+    endpoints = {path: Endpoint(path, served, services) for path, served in methods.items()}
     framework = FastAPIOffline(
         title="Baton",
         static_url="/docs/assets",
@@ -93,13 +91,8 @@ def create_app(services: Services, responses: ResponseState) -> App:
     return App(endpoints, framework)
 
 
-def envelope_of(path: str) -> Envelope:
-    """The error format of a route's API."""
-    return error_body(path).of
-
-
 def _refusal(request: Request, error: BatonError, headers: Mapping[str, str]) -> Response:
-    kind = messages.MessagesError if is_anthropics(request) else error_body(request.url.path)
+    kind = MessagesError if is_anthropics(request) else error_body(request.url.path)
     body = msgspec.json.encode(kind.of(error))
     return Response(body, error.status, headers, media_type="application/json")
 
@@ -191,11 +184,6 @@ def _ref(struct: Struct) -> dict[str, str]:
     return {"$ref": _REF.format(name=struct.__name__)}
 
 
-def error_body(path: str) -> type[ErrorBody] | type[messages.MessagesError]:
-    """The error format of a route's API."""
-    return messages.MessagesError if path.startswith("/v1/messages") else ErrorBody
-
-
 def document(shown: Operations) -> dict[str, Any]:
     """The OpenAPI document."""
     paths: dict[str, dict[str, Any]] = {}
@@ -223,7 +211,7 @@ def _errors(kind: type[BatonError]) -> Iterator[str]:
 
 
 def _schemas(shown: Operations) -> dict[str, Any]:
-    structs: dict[Struct, None] = dict.fromkeys([*INPUT_ITEMS.values(), ErrorBody, messages.MessagesError])
+    structs: dict[Struct, None] = dict.fromkeys([*INPUT_ITEMS.values(), ErrorBody, MessagesError])
     for operation in shown.values():
         structs |= dict.fromkeys([*operation.answers, operation.body or ErrorBody])
     _, schemas = msgspec.json.schema_components(structs, ref_template=_REF)

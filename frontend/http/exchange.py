@@ -1,4 +1,4 @@
-"""One HTTP request and its response over ASGI: headers, error envelope, disconnect."""
+"""One HTTP request and its response over ASGI: headers, formats of errors, disconnect."""
 
 import asyncio
 import hashlib
@@ -8,7 +8,7 @@ import re
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import msgspec
 
@@ -36,7 +36,7 @@ class ErrorDetail(msgspec.Struct, kw_only=True):
 
 
 class ErrorBody(msgspec.Struct, kw_only=True):
-    """The body of every error response."""
+    """The body of an error response, but for the Messages API."""
 
     error: ErrorDetail
 
@@ -47,8 +47,45 @@ class ErrorBody(msgspec.Struct, kw_only=True):
         )
 
 
-Envelope = Callable[[BatonError], msgspec.Struct]
-"""Builds an API's error body."""
+class MessagesErrorDetail(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """An error: Anthropic's type, a message, and the `error_code` of one that its SDKs recover from."""
+
+    type: str
+    message: str
+    details: dict[str, str] | None = None
+
+
+class MessagesError(msgspec.Struct, kw_only=True):
+    """The body of every error response of the Messages API."""
+
+    error: MessagesErrorDetail
+    type: Literal["error"] = "error"
+
+    @classmethod
+    def of(cls, error: BatonError) -> "MessagesError":
+        """Claude Code compacts a conversation only at Anthropic's words."""
+        message = error.message
+        if error.code == "context_length_exceeded":
+            message = f"prompt is too long: {message}"
+        kind = _KINDS.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+        details = {"error_code": error.code} if error.code == "thread_not_found" else None
+        return cls(error=MessagesErrorDetail(type=kind, message=message, details=details))
+
+
+_KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def error_body(path: str) -> type[ErrorBody] | type[MessagesError]:
+    """The error format of a route's API."""
+    return MessagesError if path.startswith("/v1/messages") else ErrorBody
 
 
 def as_baton_error(error: Exception, request_id: str) -> BatonError:
@@ -90,8 +127,8 @@ class Exchange:
     `address` the client's, `key_name` that of its API key (empty if keys are not checked). `blocked_s` gets
     each time that a write waited for the client, `gone` is done when the client has disconnected."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, envelope: Envelope = ErrorBody.of) -> None:
-        self._envelope = envelope
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._error_body = error_body(scope["path"])
         headers = dict(scope["headers"])
         given = headers.get(b"x-request-id", b"")
         self.request_id = given.decode() if _REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
@@ -174,7 +211,7 @@ class Exchange:
         """Send an error response, with the headers that its status needs, or the event that ends a stream, if
         that is possible."""
         if not self.started:
-            await self.answer(error.status, self._envelope(error), [*error_headers(error), *headers])
+            await self.answer(error.status, self._error_body.of(error), [*error_headers(error), *headers])
         elif self.end_failed is not None:
             await self.end_failed(error)
 

@@ -7,7 +7,7 @@ from functools import lru_cache
 from starlette.middleware.cors import CORSMiddleware
 
 from baton.errors import InvalidRequest
-from frontend.http.exchange import AsgiApp, Envelope, Exchange, Receive, Scope, Send
+from frontend.http.exchange import AsgiApp, Exchange, Receive, Scope, Send
 from frontend.http.keys import ApiKey, Keys, key_of, presented
 from frontend.metrics import Metrics
 
@@ -58,7 +58,6 @@ class Guards:
     def __init__(
         self,
         app: AsgiApp,
-        envelope_of: Callable[[str], Envelope],
         metrics: Metrics,
         *,
         keys: Callable[[], Keys] | None = None,
@@ -66,9 +65,7 @@ class Guards:
         names: Collection[str] = ("*",),
         named_paths: Collection[str] | None = None,
     ) -> None:
-        """`envelope_of` gives the error format of a path."""
         self._app = app
-        self._envelope_of = envelope_of
         self._metrics = metrics
         self._keys = keys
         self._origins = frozenset(origins)
@@ -119,7 +116,7 @@ class Guards:
         error = None if self._keys is None else _key_error(scope, self._keys())
         if error is None:
             return self._app(scope, receive, send)
-        return self._refuse(error, Exchange(scope, receive, send, self._envelope_of(scope["path"])))
+        return self._refuse(error, Exchange(scope, receive, send))
 
     async def _refuse(self, error: InvalidRequest, exchange: Exchange) -> None:
         record = self._metrics.begin(ROUTE, exchange.request_id, exchange.key_name)

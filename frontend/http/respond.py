@@ -16,8 +16,6 @@ from frontend.http.answer import Answer, Numbered
 from frontend.http.body import TOO_DEEP, AnyBody, Bodies, decode
 from frontend.http.exchange import (
     ClientGone,
-    Envelope,
-    ErrorBody,
     Exchange,
     Headers,
     Receive,
@@ -102,11 +100,8 @@ class Endpoint:
     """The ASGI app of one path, with the Serve of each method. Failures are counted, and become error
     responses or a last event. Raises HTTPException for other methods."""
 
-    def __init__(
-        self, route: str, methods: Mapping[str, Serve], services: Services, envelope: Envelope = ErrorBody.of
-    ) -> None:
+    def __init__(self, route: str, methods: Mapping[str, Serve], services: Services) -> None:
         self.methods = methods
-        self._envelope = envelope
         self._route = route
         self._services = services
 
@@ -114,7 +109,7 @@ class Endpoint:
         if scope["method"] not in self.methods:
             raise HTTPException(405, headers={"Allow": ", ".join(self.methods)})
         services = self._services
-        exchange = Exchange(scope, receive, send, self._envelope)
+        exchange = Exchange(scope, receive, send)
         record = services.metrics.begin(self._route, exchange.request_id, exchange.key_name)
         record.address = exchange.address
         if services.begin_trace is not None:

@@ -9,9 +9,9 @@ import msgspec
 from baton.errors import BatonError
 from frontend.harmony.parse import Begin, Delta, End, Text
 from frontend.http.answer import Answer
+from frontend.http.exchange import MessagesError
 from frontend.http.respond import Asked, Operations, Services, counting, generating, read
-from frontend.messages.request import Counted, MessagesBody, ThreadNotFound, turn_request
-from frontend.text.tokenizer import ContextTooLong
+from frontend.messages.request import Counted, MessagesBody, turn_request
 from frontend.turn.choice import Choice
 from frontend.turn.ids import new_id
 from frontend.turn.request import Client
@@ -71,42 +71,6 @@ class TokenCount(msgspec.Struct, kw_only=True):
     """The response of `POST /v1/messages/count_tokens`."""
 
     input_tokens: int
-
-
-class MessagesErrorDetail(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """An error: Anthropic's type, a message, and the `error_code` of one that its SDKs recover from."""
-
-    type: str
-    message: str
-    details: dict[str, str] | None = None
-
-
-class MessagesError(msgspec.Struct, kw_only=True):
-    """The body of every error response of the Messages API."""
-
-    error: MessagesErrorDetail
-    type: Literal["error"] = "error"
-
-    @classmethod
-    def of(cls, error: BatonError) -> "MessagesError":
-        """The envelope of an error. Claude Code compacts a conversation only at Anthropic's words."""
-        message = error.message
-        if isinstance(error, ContextTooLong):
-            message = f"prompt is too long: {message}"
-        kind = _KINDS.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
-        details = {"error_code": error.code} if isinstance(error, ThreadNotFound) else None
-        return cls(error=MessagesErrorDetail(type=kind, message=message, details=details))
-
-
-_KINDS = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-    504: "timeout_error",
-}
 
 
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'

@@ -25,7 +25,7 @@ def exchange(*messages: dict[str, Any], **headers: str) -> Exchange:
         raise AssertionError
 
     encoded = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
-    return Exchange({"headers": encoded, "query_string": b"a=%ff"}, receive, send)
+    return Exchange({"path": "/", "headers": encoded, "query_string": b"a=%ff"}, receive, send)
 
 
 def part(body: bytes, *, more: bool = False) -> dict[str, Any]:
@@ -120,7 +120,7 @@ class Sender:
         async def send(_: object) -> None:
             raise AssertionError
 
-        each = Exchange({"headers": [], "query_string": b""}, self._parts.get, send)
+        each = Exchange({"path": "/", "headers": [], "query_string": b""}, self._parts.get, send)
         async with bodies.received(each) as body:
             await self.may_end.wait()
             return len(body)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from frontend.app import envelope_of, operations
+from frontend.app import operations
 from frontend.http.guards import OPEN_PATHS, Guards
 from frontend.http.keys import line_of, parse_keys
 from frontend.responses.runs import ResponseState
@@ -21,7 +21,7 @@ JSON, FORM = "application/json", "application/x-www-form-urlencoded"
 def open_to(*origins: str) -> Client:
     """A frontend that pages of these origins may use."""
     made = Client(ScriptedTokens(ANSWER))
-    made.app = Guards(made.app, envelope_of, made.services.metrics, origins=origins)
+    made.app = Guards(made.app, made.services.metrics, origins=origins)
     return made
 
 
@@ -29,7 +29,7 @@ def keyed(*names: str) -> Client:
     """A frontend for these API keys, and one page."""
     made = Client(ScriptedTokens(ANSWER))
     keys = parse_keys("\n".join(line_of(name, f"sk-{name}", is_admin=name == "root") for name in names))
-    made.app = Guards(made.app, envelope_of, made.services.metrics, keys=lambda: keys, origins=[PAGE])
+    made.app = Guards(made.app, made.services.metrics, keys=lambda: keys, origins=[PAGE])
     return made
 
 
@@ -126,6 +126,8 @@ async def test_a_page_is_allowed_by_its_whole_origin(origin: str, method: str) -
     reply = await open_to(PAGE).request(method, "/v1/responses/x", b"", {"origin": origin})
     assert (reply.status, reply.error["code"]) == (403, "origin_not_allowed")
     assert reply.headers["connection"] == "close"  # its body is not read
+    of_messages = await open_to(PAGE).request(method, "/v1/messages", b"", {"origin": origin})
+    assert of_messages.json["error"]["type"] == "permission_error"
 
 
 @pytest.mark.parametrize("allowed", [PAGE, "*"])
@@ -172,7 +174,7 @@ async def test_a_server_is_known_by_its_addresses_and_the_operators_names(
     names: tuple[str, ...], status: int, hosts: list[str | None]
 ) -> None:
     client = Client(ScriptedTokens())
-    client.app = Guards(client.app, envelope_of, client.services.metrics, names=names)
+    client.app = Guards(client.app, client.services.metrics, names=names)
     for host in hosts:
         reply = await client.request("GET", "/v1/models", b"", {} if host is None else {"host": host})
         assert reply.status == status, host

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from frontend import snapshot
-from frontend.app import envelope_of
 from frontend.http.guards import Guards
 from frontend.http.keys import line_of, parse_keys
 from frontend.record import STAGES
@@ -52,7 +51,7 @@ async def test_ids_are_for_admin_keys(key: str, is_shown: bool) -> None:
     client = Client(ScriptedTokens(ANSWER))
     await client.request("POST", "/v1/completions", b"{", {"x-request-id": "mine-1"})
     keys = parse_keys("\n".join([line_of("alice", "sk-alice"), line_of("root", "sk-root", is_admin=True)]))
-    client.app = Guards(client.app, envelope_of, client.services.metrics, keys=lambda: keys)
+    client.app = Guards(client.app, client.services.metrics, keys=lambda: keys)
     headers = {"x-api-key": key} if key else {}
     page = await client.request("GET", "/metrics", b"", headers)
     assert (page.status, b"baton_key_requests_total{" in page.body) == (200, is_shown)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from baton.errors import BatonError, EngineFailure
-from frontend.messages.answer import MessagesError
+from frontend.http.exchange import MessagesError
 from tests.scripted_frontend import (
     HI,
     MODEL,

@@ -4,7 +4,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from frontend.app import envelope_of
 from frontend.http.guards import Guards
 from frontend.http.keys import line_of, parse_keys
 from tests.scripted_frontend import MODEL, Client, Reply, frontend
@@ -19,7 +18,7 @@ PATH = "/v1/responses"
 @asynccontextmanager
 async def keyed(text: str = ANSWER, **settings: Any) -> AsyncIterator[Client]:
     async with frontend(text, **settings) as client:
-        client.app = Guards(client.app, envelope_of, client.services.metrics, keys=lambda: KEYS)
+        client.app = Guards(client.app, client.services.metrics, keys=lambda: KEYS)
         yield client
 
 
@@ -77,7 +76,7 @@ async def test_responses_from_before_there_were_keys_belong_to_none_of_them() ->
     async with frontend(ANSWER) as client:
         made = (await client.post(PATH, BODY, ALICE)).json  # not checked
         assert (await client.get(f"{PATH}/{made['id']}")).status == 200
-        client.app = Guards(client.app, envelope_of, client.services.metrics, keys=lambda: KEYS)
+        client.app = Guards(client.app, client.services.metrics, keys=lambda: KEYS)
         assert (await client.request("GET", f"{PATH}/{made['id']}", b"", ALICE)).status == 404
 
 
