@@ -29,7 +29,7 @@ from frontend.http.guards import PAGE_PATHS, Guards
 from frontend.http.respond import BeginTrace, Services
 from frontend.http.server import HttpServer
 from frontend.metrics import Metrics
-from frontend.processes.siblings import Shared, Siblings
+from frontend.processes.siblings import Siblings
 from frontend.processes.supervisor import Place, Port, Supervisor
 from frontend.responses.runs import ResponseState
 from frontend.responses.store import MEMORY, ResponseStore, StoreFailure
@@ -148,9 +148,8 @@ async def serve(
     responses = ResponseState(store, call_run=siblings.call_run)
     app = _app(settings, credentials, services, responses)
     server = HttpServer(app, settings.drain_timeout_s, tls=credentials.context)
-    answering = siblings.answering(
-        Shared(services.thoughts, services.metrics, responses, services.snapshots.part)
-    )
+    part = services.snapshots.part
+    answering = siblings.answering(services.thoughts, services.metrics, responses, part)
     services.snapshots.start()
     log_load(services.metrics, services.snapshots)
     async with services.fleet.keep_current() as following, answering:

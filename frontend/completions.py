@@ -1,6 +1,6 @@
 """A raw completion: from the body to the answer, streamed or whole."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain, repeat
 from typing import Annotated, Any, ClassVar, Literal
@@ -8,20 +8,30 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 
 from baton.errors import InvalidRequest
-from baton.messages import FinishReason
+from baton.messages import FinishReason, TokenLogprob
 from frontend.harmony.parse import Delta, Text, new_decoder
 from frontend.http.answer import (
     ChoiceWriter,
     ChunkedAnswer,
     Envelope,
-    LegacyLogprobs,
     UsageBody,
-    legacy_logprobs,
+    finite,
 )
 from frontend.http.respond import Operations, asking, generating
+from frontend.text.tokenizer import ModelTokenizer
 from frontend.turn.choice import Choice
 from frontend.turn.fields import CommonFields, Count, Refused, StopText, StopTexts, TokenId
 from frontend.turn.request import TurnRequest
+
+
+class LegacyLogprobs(msgspec.Struct, kw_only=True):
+    """Log probabilities as parallel lists; `text_offset` counts characters of the choice's text. Control
+    tokens are spelled out in `tokens`. The first token of an echoed prompt has no probability."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
 
 
 class CompletionChoiceBody(msgspec.Struct):
@@ -183,3 +193,25 @@ class TextWriter(ChoiceWriter):
         data = self.choice.tokenizer.bytes_of((token_id,), shows_special=shows_special)
         self._num_chars += len(self._decode(data))
         return start
+
+
+def legacy_logprobs(
+    entries: Sequence[TokenLogprob],
+    tokenizer: ModelTokenizer,
+    offset_of: Callable[[int], int],
+    unscored: Sequence[int] = (),
+) -> LegacyLogprobs:
+    """The completions API's shape, after the ids of tokens without probabilities. `offset_of` is called with
+    the id of each token, in order."""
+
+    def text(token_id: int) -> str:
+        return tokenizer.decode((token_id,), shows_special=True)
+
+    ids, none = [*unscored, *(entry.token_id for entry in entries)], [None] * len(unscored)
+    tops = ({text(token_id): finite(logprob) for token_id, logprob in entry.top} for entry in entries)
+    return LegacyLogprobs(
+        tokens=list(map(text, ids)),
+        token_logprobs=[*none, *(finite(entry.logprob) for entry in entries)],
+        top_logprobs=[*none, *tops],
+        text_offset=list(map(offset_of, ids)),
+    )

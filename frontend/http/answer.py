@@ -149,22 +149,12 @@ class ContentLogprob(TopLogprob):
     top_logprobs: list[TopLogprob]
 
 
-class LegacyLogprobs(msgspec.Struct, kw_only=True):
-    """Log probabilities as parallel lists; `text_offset` counts characters of the choice's text. Control
-    tokens are spelled out in `tokens`. The first token of an echoed prompt has no probability."""
-
-    tokens: list[str]
-    token_logprobs: list[float | None]
-    top_logprobs: list[dict[str, float] | None]
-    text_offset: list[int]
-
-
 def content_logprobs(entries: Sequence[TokenLogprob], tokenizer: ModelTokenizer) -> list[ContentLogprob]:
     """The chat API's shape: one object per token."""
 
     def fields(token_id: int, logprob: float) -> tuple[str, float, list[int]]:
         data = tokenizer.token_bytes(token_id)
-        return data.decode(errors="replace"), _finite(logprob), list(data)
+        return data.decode(errors="replace"), finite(logprob), list(data)
 
     return [
         ContentLogprob(
@@ -174,29 +164,7 @@ def content_logprobs(entries: Sequence[TokenLogprob], tokenizer: ModelTokenizer)
     ]
 
 
-def legacy_logprobs(
-    entries: Sequence[TokenLogprob],
-    tokenizer: ModelTokenizer,
-    offset_of: Callable[[int], int],
-    unscored: Sequence[int] = (),
-) -> LegacyLogprobs:
-    """The completions API's shape, after the ids of tokens without probabilities. `offset_of` is called with
-    the id of each token, in order."""
-
-    def text(token_id: int) -> str:
-        return tokenizer.decode((token_id,), shows_special=True)
-
-    ids, none = [*unscored, *(entry.token_id for entry in entries)], [None] * len(unscored)
-    tops = ({text(token_id): _finite(logprob) for token_id, logprob in entry.top} for entry in entries)
-    return LegacyLogprobs(
-        tokens=list(map(text, ids)),
-        token_logprobs=[*none, *(_finite(entry.logprob) for entry in entries)],
-        top_logprobs=[*none, *tops],
-        text_offset=list(map(offset_of, ids)),
-    )
-
-
-def _finite(logprob: float) -> float:
+def finite(logprob: float) -> float:
     """JSON has no infinity; OpenAI uses -9999 for a probability of zero."""
     return max(logprob, -9999.0)
 

@@ -1,12 +1,10 @@
 """Calls between frontend processes: metrics, snapshots, records of requests, background runs, reasoning."""
 
 import asyncio
-import dataclasses
 import secrets
 from array import array
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,16 +51,6 @@ _DECODERS: dict[type[Question], msgspec.msgpack.Decoder[Any]] = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Shared:
-    """State that other processes read or add to."""
-
-    thoughts: Thoughts
-    metrics: Metrics
-    responses: ResponseState
-    part: Callable[[int], Part] = lambda _: Part()
-
-
 class Siblings:
     """This process, number `index` of its frontend's `num_processes`, among the others and those of other
     frontends. The frontend's name is its `folder`, or random with one process. Call `listening` once this
@@ -87,9 +75,29 @@ class Siblings:
         self._sending: set[asyncio.Task[bytes | None]] = set()
 
     @asynccontextmanager
-    async def answering(self, shared: Shared) -> AsyncIterator[None]:
+    async def answering(
+        self, thoughts: Thoughts, metrics: Metrics, responses: ResponseState, part: Callable[[int], Part]
+    ) -> AsyncIterator[None]:
+        """Let other processes read this one's state, or add to it."""
+
+        async def answers(request: Request) -> AsyncGenerator[Reply, None]:
+            assert isinstance(request, FrontendRequest), "frontends ask frontends"
+            match _MESSAGES.decode(request.data):
+                case Kept() as kept:
+                    thoughts.take(kept)
+                case Scrape():
+                    yield FrontendReply(_ENCODER.encode(metrics.samples()))
+                case Look(since_s):
+                    yield FrontendReply(_ENCODER.encode(part(since_s)))
+                case Find() as query:
+                    yield FrontendReply(_ENCODER.encode(find(metrics.records, query)))
+                case CallRun(response_id, sequence_number):
+                    async with aclosing(responses.answer(response_id, sequence_number)) as found:
+                        async for data in found:
+                            yield FrontendReply(data)
+
         try:
-            async with self._plane.serve(self._name, partial(_answers, shared)):
+            async with self._plane.serve(self._name, answers):
                 yield
         finally:
             await self._plane.close()
@@ -133,20 +141,3 @@ class Siblings:
             async with asyncio.timeout(limit_s), aclosing(self._call(address, message)) as replies:
                 return await anext(replies, None)
         return None
-
-
-async def _answers(shared: Shared, request: Request) -> AsyncGenerator[Reply, None]:
-    assert isinstance(request, FrontendRequest), "frontends ask frontends"
-    match _MESSAGES.decode(request.data):
-        case Kept() as kept:
-            shared.thoughts.take(kept)
-        case Scrape():
-            yield FrontendReply(_ENCODER.encode(shared.metrics.samples()))
-        case Look(since_s):
-            yield FrontendReply(_ENCODER.encode(shared.part(since_s)))
-        case Find() as query:
-            yield FrontendReply(_ENCODER.encode(find(shared.metrics.records, query)))
-        case CallRun(response_id, sequence_number):
-            async with aclosing(shared.responses.answer(response_id, sequence_number)) as answers:
-                async for data in answers:
-                    yield FrontendReply(data)

@@ -13,10 +13,11 @@ import pytest
 from baton.errors import InvalidRequest, NotReady
 from frontend.harmony.parse import Begin, Delta, End, Text
 from frontend.metrics import Metrics
-from frontend.processes.siblings import Shared, Siblings
+from frontend.processes.siblings import Siblings
 from frontend.responses import store
 from frontend.responses.runs import ResponseState, Run
 from frontend.responses.store import ResponseStore, StoredResponse
+from frontend.snapshot import Part
 from frontend.turn.thoughts import Thoughts
 from tests.generators import none_abandoned
 from tests.scripted_frontend import Client, ScriptedTokens
@@ -26,12 +27,16 @@ from tests.waiting import PATIENCE_S, until
 ANSWER = "<|channel|>final<|message|>Hello<|return|>"
 
 
+def _no_part(_: int) -> Part:
+    return Part()
+
+
 @asynccontextmanager
 async def processes(run: Run, runs: ResponseState) -> AsyncIterator[tuple[ResponseState, StoredResponse]]:
     """A frontend, and the stored state of a run of another frontend, which has these runs."""
     ours, theirs = Siblings(), Siblings()
-    shared = [Shared(Thoughts(), Metrics(), each) for each in (ResponseState(), runs)]
-    async with ours.answering(shared[0]), theirs.answering(shared[1]):
+    none = Thoughts(), Metrics()
+    async with ours.answering(*none, ResponseState(), _no_part), theirs.answering(*none, runs, _no_part):
         state = ResponseState(call_run=ours.call_run)
         yield state, at(theirs, run)
         await state.close()
@@ -151,9 +156,9 @@ async def test_a_follower_gets_an_error_when_the_process_that_runs_it_is_lost(tm
     theirs = Siblings()
     async with running(stream=True) as (client, run):
         ours = Siblings()
-        shared = Shared(Thoughts(), Metrics(), client.responses)
-        async with AsyncExitStack() as other, ours.answering(shared):
-            await other.enter_async_context(theirs.answering(shared))
+        shared = Thoughts(), Metrics(), client.responses, _no_part
+        async with AsyncExitStack() as other, ours.answering(*shared):
+            await other.enter_async_context(theirs.answering(*shared))
             state, stored = ResponseState(call_run=ours.call_run), at(theirs, run)
             async with aclosing(state.call(stored, -1)) as followed:
                 assert [await anext(followed) != b"" for _ in range(2)] == [False, True]

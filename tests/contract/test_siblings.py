@@ -12,7 +12,7 @@ import pytest
 from frontend.harmony.conversation import WrittenMessage
 from frontend.metrics import Metrics, Scrape
 from frontend.processes import siblings
-from frontend.processes.siblings import SCRAPE_TIMEOUT_S, SILENCE_S, Shared, Siblings
+from frontend.processes.siblings import SCRAPE_TIMEOUT_S, SILENCE_S, Siblings
 from frontend.responses.runs import ResponseState
 from frontend.snapshot import Look, Part, Second, Slow
 from frontend.turn.thoughts import Kept, Thoughts
@@ -40,7 +40,7 @@ async def process(folder: Path, index: int) -> AsyncIterator[tuple[Siblings, Tho
     """Process `index` of two."""
     own = Siblings(folder, index, 2)
     thoughts, metrics = Thoughts(share=own.share), Metrics()
-    async with own.answering(Shared(thoughts, metrics, ResponseState(), {7: PART}.__getitem__)):
+    async with own.answering(thoughts, metrics, ResponseState(), {7: PART}.__getitem__):
         yield own, thoughts, metrics
 
 

@@ -4,7 +4,8 @@ import math
 from pathlib import Path
 
 from baton.messages import TokenLogprob
-from frontend.http.answer import content_logprobs, legacy_logprobs
+from frontend.completions import legacy_logprobs
+from frontend.http.answer import content_logprobs
 from frontend.text.tokenizer import ModelTokenizer
 
 TOKENIZER = ModelTokenizer.load(Path(__file__).parents[2] / "models/demo")
