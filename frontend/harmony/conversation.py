@@ -107,12 +107,14 @@ class WrittenMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 class AssistantTurn(msgspec.Struct, frozen=True, kw_only=True, tag="assistant"):
     """One earlier answer: reasoning, visible text (a preamble if calls follow), calls. `is_preamble`: it
-    ended after its preamble. `written` are its messages as the model wrote them, if known."""
+    ended after its preamble. `parts` are what it was joined from, in order. `written` are its messages as the
+    model wrote them, if known."""
 
     reasoning: str | None = None
     text: str | None = None
     is_preamble: bool = False
     tool_calls: tuple[ToolCall, ...] = ()
+    parts: tuple["AssistantTurn", ...] = ()
     written: tuple[WrittenMessage, ...] = ()
 
     @property
@@ -207,7 +209,7 @@ def _history(turns: tuple[Turn, ...]) -> list[Segment]:
                 written = [message.call for message in turn.written if message.kind == "call"]
                 recipients = written or map(_recipient, turn.tool_calls)
                 called |= zip([call.call_id for call in turn.tool_calls], recipients, strict=True)
-                segments += _assistant(turn, called, keeps_reasoning=i > last_final)
+                segments += _assistant(turn, keeps_reasoning=i > last_final)
             case ToolResult():
                 recipient = called.get(turn.call_id)
                 if recipient is None:
@@ -219,7 +221,7 @@ def _history(turns: tuple[Turn, ...]) -> list[Segment]:
     return segments
 
 
-def _assistant(turn: AssistantTurn, called: dict[str, str], *, keeps_reasoning: bool) -> Iterator[Segment]:
+def _assistant(turn: AssistantTurn, *, keeps_reasoning: bool) -> Iterator[Segment]:
     for i, message in enumerate(turn.written):
         if message.kind == "thought" and not keeps_reasoning:
             continue
@@ -229,22 +231,23 @@ def _assistant(turn: AssistantTurn, called: dict[str, str], *, keeps_reasoning: 
         yield message.token_ids
     if turn.written:
         return
-    if turn.reasoning and keeps_reasoning:
-        yield from _message("assistant", turn.reasoning, channel="analysis")
-    # Clients send whitespace with calls that the model wrote without text.
-    if turn.text and not (turn.tool_calls and turn.text.isspace()):
-        channel = "final" if turn.is_final else "commentary"
-        yield from _message("assistant", turn.text, channel=channel)
-    for call in turn.tool_calls:
-        recipient = called[call.call_id]
-        is_function = not is_builtin(recipient)
-        yield from _message(
-            f"assistant to={recipient}",
-            call.arguments,
-            channel="commentary" if is_function else "analysis",
-            content_type=_JSON if is_function and not call.takes_text else (" code",),
-            end=SpecialToken.CALL,
-        )
+    for part in (turn,) if turn.is_final else turn.parts or (turn,):
+        if part.reasoning and keeps_reasoning:
+            yield from _message("assistant", part.reasoning, channel="analysis")
+        # Clients send whitespace with calls that the model wrote without text.
+        if part.text and (turn.is_final or not part.text.isspace()):
+            channel = "final" if turn.is_final else "commentary"
+            yield from _message("assistant", part.text, channel=channel)
+        for call in part.tool_calls:
+            recipient = _recipient(call)
+            is_function = not is_builtin(recipient)
+            yield from _message(
+                f"assistant to={recipient}",
+                call.arguments,
+                channel="commentary" if is_function else "analysis",
+                content_type=_JSON if is_function and not call.takes_text else (" code",),
+                end=SpecialToken.CALL,
+            )
 
 
 def _recipient(call: ToolCall) -> str:

@@ -34,7 +34,7 @@ from frontend.turn.fields import (
     required,
 )
 from frontend.turn.request import CallChoice, TurnRequest
-from frontend.turn.thoughts import PARAGRAPH, Seal, joined, paragraphs
+from frontend.turn.thoughts import PARAGRAPH, Seal, joined, one_answer
 
 
 class Source(msgspec.Struct, kw_only=True):
@@ -340,9 +340,7 @@ class _Reader:
 
     def _answer(self, content: Content, path: str) -> AssistantTurn:
         """An earlier answer. Reasoning that this service did not sign is left out."""
-        reasonings: list[str] = []
-        texts: list[str] = []
-        calls: list[ToolCall] = []
+        parts: list[AssistantTurn] = []
         for block, where in _blocks(content, path):
             thought, signature = block.thinking or "", block.signature or ""
             if block.type == "tool_use":
@@ -351,14 +349,12 @@ class _Reader:
                     name=required(block.name, f"{where}.name"),
                     arguments=msgspec.json.encode(block.input or {}).decode(),
                 )
-                calls.append(call)
+                parts.append(AssistantTurn(tool_calls=(call,)))
             elif block.type == "thinking" and self._seal.is_ours(thought, signature, f"{where}.signature"):
-                reasonings.append(thought)
+                parts.append(AssistantTurn(reasoning=thought))
             else:
-                texts += self._texts(block, where)
-        return AssistantTurn(
-            reasoning=paragraphs(reasonings), text=paragraphs(texts), tool_calls=tuple(calls)
-        )
+                parts += [AssistantTurn(text=text) for text in self._texts(block, where) if text]
+        return one_answer(parts)
 
     def _texts(self, block: Block, path: str) -> Iterator[str]:
         """The block's text, if any; other content is replaced by a note."""

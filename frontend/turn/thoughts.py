@@ -153,7 +153,7 @@ class Thoughts:
                     date = known.current_date
                     turn = replace(turn, written=known.messages)  # noqa: PLW2901  the completed one
                 elif known is not None and not turn.reasoning and known.call_id not in shown:
-                    turn = replace(turn, reasoning=known.text_of("thought"))  # noqa: PLW2901  as above
+                    turn = one_answer([AssistantTurn(reasoning=known.text_of("thought")), turn])  # noqa: PLW2901  as above
                 shown.add(known and known.call_id)
             turns.append(turn)
         return replace(conversation, turns=tuple(turns), current_date=date or today)
@@ -191,13 +191,21 @@ def _answers(parts: Sequence[AssistantTurn], *, has_results: bool) -> Iterator[A
             key = i
         keys.append(key)
     for _, group in groupby(parts, lambda _: keys.pop()):
-        answer = list(group)
-        yield AssistantTurn(
-            reasoning=paragraphs(part.reasoning for part in answer),
-            text=paragraphs(part.text for part in answer),
-            is_preamble=answer[-1].is_preamble,
-            tool_calls=tuple(call for part in answer for call in part.tool_calls),
-        )
+        yield one_answer(group)
+
+
+def one_answer(joined_parts: Iterable[AssistantTurn]) -> AssistantTurn:
+    """The parts of an answer as a turn. What comes after its last call was written before its calls."""
+    parts = [inner for part in joined_parts for inner in part.parts or (part,)]
+    if parts and not parts[-1].tool_calls:
+        parts.sort(key=lambda part: bool(part.tool_calls))
+    return AssistantTurn(
+        reasoning=paragraphs(part.reasoning for part in parts),
+        text=paragraphs(part.text for part in parts),
+        is_preamble=bool(parts) and parts[-1].is_preamble,
+        tool_calls=tuple(call for part in parts for call in part.tool_calls),
+        parts=tuple(parts),
+    )
 
 
 def paragraphs(texts: Iterable[str | None]) -> str | None:

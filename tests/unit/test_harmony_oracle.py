@@ -182,6 +182,10 @@ HISTORIES: dict[str, tuple[Turn, ...]] = {
         AssistantTurn(reasoning="Call", text="Let me see", tool_calls=CALLS),
         *RESULTS,
     ),
+    "two calls under one id": (
+        UserTurn("Hi"),
+        AssistantTurn(tool_calls=(CALLS[0], ToolCall(call_id="1", name="g", arguments="{}"))),
+    ),
     "two calls one after the other": (
         UserTurn("Hi"),
         AssistantTurn(reasoning="Call", tool_calls=CALLS[:1]),

@@ -80,7 +80,8 @@ async def test_a_tool_conversation_is_rendered_message_by_message() -> None:
     prompt = await prompt_of(history, tools=[TOOL])
     assert prompt.partition("<|start|>user")[2] == (
         "<|message|>Hi<|end|>"
-        "<|start|>assistant<|channel|>analysis<|message|>A.\n\nB.<|end|>"
+        "<|start|>assistant<|channel|>analysis<|message|>A.<|end|>"
+        "<|start|>assistant<|channel|>analysis<|message|>B.<|end|>"
         "<|start|>assistant<|channel|>commentary<|message|>One moment.<|end|>"
         '<|start|>assistant to=functions.f<|channel|>commentary <|constrain|>json<|message|>{"x":1}<|call|>'
         "<|start|>functions.f to=assistant<|channel|>commentary<|message|>done<|end|>"

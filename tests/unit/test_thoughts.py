@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from baton.errors import InvalidRequest
 from frontend.harmony.conversation import (
@@ -17,6 +18,7 @@ from frontend.harmony.conversation import (
     Turn,
     UserTurn,
     WrittenMessage,
+    render,
 )
 from frontend.harmony.parse import HarmonyParser
 from frontend.turn import thoughts
@@ -195,8 +197,6 @@ PREAMBLE = AssistantTurn(text="Now.", is_preamble=True)
          [called("a", text="A."), AssistantTurn(reasoning="Think.", text="B.")]),
         # The texts before a call are preambles of one answer.
         ([A, B, A, CALL_A], [called("a", text="A.\n\nB.\n\nA.")]),
-        ([THOUGHT, A, MORE, B, CALL_A], [called("a", reasoning="Think.\n\nMore.", text="A.\n\nB.")]),
-        ([A, THOUGHT, MORE, CALL_A], [called("a", reasoning="Think.\n\nMore.", text="A.")]),
         ([A, HI, B, CALL_A], [A, HI, called("a", text="B.")]),
         ([AssistantTurn(), HI, A, HI], [HI, A, HI]),
         # An answer may have ended after its preamble.
@@ -207,7 +207,23 @@ PREAMBLE = AssistantTurn(text="Now.", is_preamble=True)
     ],
 )  # fmt: skip
 def test_the_parts_of_an_answer_are_one_turn(parts: list[Turn], turns: list[Turn]) -> None:
-    assert list(joined(parts)) == turns
+    found = joined(parts)
+    assert [replace(turn, parts=()) if isinstance(turn, AssistantTurn) else turn for turn in found] == turns
+
+
+@pytest.mark.parametrize(
+    ("parts", "written"),
+    [
+        ([THOUGHT, A, MORE, B, CALL_A, CALL_B, DONE], ["Think.", "A.", "More.", "B.", "{}", "{}"]),
+        ([THOUGHT, CALL_A, A, MORE, CALL_B, DONE], ["Think.", "{}", "A.", "More.", "{}"]),
+        ([THOUGHT, CALL_A, A, MORE, DONE], ["Think.", "A.", "More.", "{}"]),
+        ([THOUGHT, MORE, HI], ["Think.", "More."]),
+        ([THOUGHT, A, HI], ["A."]),
+    ],
+)
+def test_a_prompt_has_the_parts_of_an_answer_in_their_order(parts: list[Turn], written: list[str]) -> None:
+    segments = render(Conversation(turns=tuple(joined([HI, *parts]))))
+    assert [each for each in segments if each in {"Think.", "A.", "More.", "B.", "{}"}] == written
 
 
 @given(st.text())
