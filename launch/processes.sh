@@ -223,7 +223,7 @@ stop_following() {
 }
 
 interrupted() { # interrupted STATUS
-    echo; echo "stopping"
+    echo; echo "stopping: running answers finish first; Ctrl-C again stops at once"
     end_all
     exit "${STOP_STATUS:-$1}"
 }

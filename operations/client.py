@@ -6,7 +6,7 @@ import ssl
 import time
 from collections.abc import Iterator
 from functools import partial
-from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection, RemoteDisconnected
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import urlsplit
@@ -119,6 +119,8 @@ def _reason(error: Exception) -> str:
         return "it does not answer in time"
     if isinstance(error, ssl.SSLError):
         return tls.peers_fault(error)
+    if isinstance(error, RemoteDisconnected):
+        return "it closed the connection; if it serves HTTPS, give --url https://..."
     if isinstance(error, OSError):
         return error.strerror or str(error)
     return f"what answers is no frontend ({error})"

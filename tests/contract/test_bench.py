@@ -18,7 +18,7 @@ GOOD = [
 ]
 STREAM = b"".join(b"data: %b\n\n" % json.dumps(event).encode() for event in GOOD)
 DONE = b"data: [DONE]\n\n"
-OK = b"HTTP/1.0 200 OK"
+OK = b"HTTP/1.0 200 OK\r\n\r\n"
 NUM_FIRST = 3
 
 
@@ -31,7 +31,7 @@ def frontend(head: bytes, body: bytes) -> Iterator[str]:
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["Content-Length"]))
             is_first = next(num_requests) < NUM_FIRST
-            answer = OK + b"\r\n\r\n" + STREAM + DONE if is_first else head + b"\r\n\r\n" + body
+            answer = OK + STREAM + DONE if is_first else head + body
             self.wfile.write(answer)
 
         def log_message(self, *_: object) -> None: ...
@@ -52,10 +52,11 @@ def frontend(head: bytes, body: bytes) -> Iterator[str]:
         (OK, b'data: {"choices": ' + b"[" * 100_000 + b"\n\n", "is no frontend"),
         (OK, b"data: {" + b" " * (2 << 20), "a line of its stream is too long"),
         (OK, b'data: {"error": {"message": "m", "code": "worker_lost"}}\n\n', "200 worker_lost"),
-        (b"HTTP/1.0 429 Busy", b'{"error": {"message": "m", "code": "full"}}', "429 full"),
-        (b"HTTP/1.0 500 Oops", b"<html>", "500"),
+        (b"HTTP/1.0 429 Busy\r\n\r\n", b'{"error": {"message": "m", "code": "full"}}', "429 full"),
+        (b"HTTP/1.0 500 Oops\r\n\r\n", b"<html>", "500"),
+        (b"", b"", "if it serves HTTPS, give"),
     ],
-    ids=["good", "cut", "infinite", "list", "deep", "long", "error", "busy", "page"],
+    ids=["good", "cut", "infinite", "list", "deep", "long", "error", "busy", "page", "closed"],
 )  # fmt: skip
 def test_each_is_counted(head: bytes, body: bytes, failure: str, capsys: pytest.CaptureFixture[str]) -> None:
     with frontend(head, body) as url:
