@@ -80,6 +80,10 @@ class Answer(Writer):
 class StreamChanged(InvalidRequest, code="stream_changed", status=409):
     """The answer cannot be repeated: it is not the one that the client has the beginning of."""
 
+    default = (
+        "The answer to this request is not the one that `Last-Event-ID` is from; send it without that header."
+    )
+
 
 class Numbered(Answer):
     """A streamed answer of one choice whose events have ids: the number of the event, and a checksum of the
@@ -115,7 +119,7 @@ class Numbered(Answer):
     def finish(self) -> bytes:
         events = self._numbered(self._writer.finish())
         if self._number < self._last_number:
-            raise _changed()
+            raise StreamChanged
         return events
 
     def _numbered(self, events: bytes) -> bytes:
@@ -123,16 +127,10 @@ class Numbered(Answer):
         for event in events.split(b"\n\n")[:-1]:
             self._number += 1
             if self._number == self._last_number and self._checksum != self._last_checksum:
-                raise _changed()
+                raise StreamChanged
             if self._number > self._last_number:
                 numbered += b"%b\nid: %d.%08x\n\n" % (event, self._number, self._checksum)
         return numbered
-
-
-def _changed() -> StreamChanged:
-    return StreamChanged(
-        "The answer to this request is not the one that `Last-Event-ID` is from; send it without that header."
-    )
 
 
 class TopLogprob(msgspec.Struct):
