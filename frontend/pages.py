@@ -78,7 +78,7 @@ def pages(services: Services) -> Mapping[str, Page]:
     fleet = services.fleet
 
     async def health(_: Request) -> Response:
-        found = fleet.health()
+        found = await fleet.look()
         return _json(found, 200 if found.status == "healthy" else 503)
 
     async def live(_: Request) -> Response:

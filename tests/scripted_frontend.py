@@ -77,7 +77,7 @@ class ScriptedFleet:
             raise ModelNotFound(f"The model {model!r} is not served here.", param="model")
         return ServedModel(MODEL, self._context_length, TOKENIZER, self.current_date)
 
-    def health(self) -> Health:
+    async def look(self) -> Health:
         names = "endpoints", "instances", "missing", "warming", "lost", "cold_pairs", "refused_pairs"
         lists: dict[str, Any] = {name: [] for name in names}
         return Health(status="unhealthy" if self.error else "healthy", **lists)

@@ -7,7 +7,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import AsyncGenerator, Collection, Iterator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from datetime import UTC, datetime
 from functools import lru_cache
 from operator import attrgetter
@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 Alias = tuple[str, str]
 """(name pattern such as `claude-*`, model)."""
 STATS_TIMEOUT_S = 1.0
+_LOOK_TIMEOUT_S = 0.2
 _MOST_FOUND = 1024
 _NO_PROGRESS = "its engine makes no progress"
 
@@ -66,6 +67,7 @@ class Fleet:
         self.cut = CutPairs(transport, self.table, self.events)
         self._no_progress_s = no_progress_s
         self._tokens_per_step: dict[str, float | None] = {}  # by worker id
+        self._next_look_s = 0.0
         self.calls = Calls(self._is_stuck, self._give_up, no_progress_s)
         self.handoffs: Counter[tuple[str, str]] = Counter()
         """KV that moved since somebody last took this, by the ids of prefill and decode worker."""
@@ -174,22 +176,38 @@ class Fleet:
             unreachable=[what for what, is_away in away.items() if is_away],
         )
 
+    async def look(self) -> Health:
+        """`health`, with statistics of the last second, or older ones while a worker hangs."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s >= self._next_look_s:
+            self._next_look_s = now_s + 1.0
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_TIMEOUT_S):
+                    await self._answers()
+        return self.health()
+
     async def stats(self) -> list[tuple[WorkerInfo, WorkerStats]]:
         """The statistics of every worker that answers within `STATS_TIMEOUT_S`."""
         return [(w, s) for w, s in await self.ask_all() if isinstance(s, WorkerStats)]
 
     async def ask_all(self) -> list[tuple[WorkerInfo, WorkerStats | BaseException]]:
         """The statistics of all workers but lost ones, or why there are none; who is unreachable is lost."""
+        answers = await self._answers()
+        for worker, answer in answers:
+            if isinstance(answer, WorkerLost):
+                self.table.note(worker, "lost", answer.message)
+        return answers
+
+    async def _answers(self) -> list[tuple[WorkerInfo, WorkerStats | BaseException]]:
         lost = self.table.of(State.LOST)
         asked = [worker for worker in self.table.all() if worker not in lost]
         found = await asyncio.gather(*map(self._ask, asked), return_exceptions=True)
         answers = list(zip(asked, found, strict=True))
-        self._tokens_per_step.clear()
-        for worker, answer in answers:
-            if isinstance(answer, WorkerLost):
-                self.table.note(worker, "lost", answer.message)
-            elif isinstance(answer, WorkerStats):
-                self._tokens_per_step[worker.worker_id] = answer.tokens_per_step
+        self._tokens_per_step = {
+            worker.worker_id: stats.tokens_per_step
+            for worker, stats in answers
+            if isinstance(stats, WorkerStats)
+        }
         return answers
 
     def note_workers(self, metrics: Metrics) -> None:

@@ -14,8 +14,8 @@ log = logging.getLogger(__name__)
 
 
 class Instance(msgspec.Struct, frozen=True, kw_only=True):
-    """One worker as /health shows it. `tokens_per_step`: of an answer, with the guesses that were right, when
-    the statistics were last read; None without guesses."""
+    """One worker as /health shows it. `tokens_per_step`: of an answer, with the guesses that were right; None
+    without guesses."""
 
     worker_id: str
     role: Role

@@ -177,7 +177,7 @@ async def test_what_no_route_answers_is_an_envelope_too(
 
 async def test_a_page_that_fails_does_not_say_why() -> None:
     class Broken(ScriptedFleet):
-        def health(self) -> Health:
+        async def look(self) -> Health:
             raise RuntimeError("secret")
 
     client, said = Client(ScriptedTokens(ENDED), Broken()), bytearray()

@@ -60,7 +60,8 @@ class Registry(scripted.PlaneDouble):
             raise self.error
         if address in self.hung:
             await asyncio.Event().wait()
-        yield WorkerStats(num_running=3)
+        num_tokens = 0 if address == "p1" else 3  # after a warm-up with a guess
+        yield WorkerStats(num_running=3, num_generated_tokens=num_tokens, num_rejected_guesses=1)
 
 
 @asynccontextmanager
@@ -99,7 +100,8 @@ async def test_a_model_is_served_as_soon_as_it_has_a_decode_worker() -> None:
         registry.show(worker("d1", context_length=50), worker("p1", context_length=40))
         await until(lambda: fleet.served("m").context_length == 40)
         assert fleet.health().doubts == ["m: 40 tokens of context on p1, 50 on d1; 40 are served"]
-        assert fleet.health().status == "healthy"
+        seen = await fleet.look()
+        assert [seen.status, *(each.tokens_per_step for each in seen.instances)] == ["healthy", 1.0, None]
         assert [url.split(".")[1] for url in fleet.health().endpoints] == ["backend", "prefill"]
         with pytest.raises(ModelNotFound, match=r"'other' does not exist.* models: m\..*--model-alias"):
             fleet.served("other")
