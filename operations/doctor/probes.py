@@ -150,16 +150,19 @@ def planned(
         argv += line.split()  # as the launch scripts do
         found = given_settings(read_flags(WorkerSettings, argv))
         given = {key: value for key, (value, _) in found.items()}
-        worker = replace(worker, given=given, draft_bytes=_draft_bytes(given))
+        worker = replace(worker, given=given, draft_bytes=_draft_bytes(given, mode))
     except (ValueError, SettingsError) as refusal:
         worker = replace(worker, refusal=" ".join(str(refusal).split()))
     return [replace(worker, gpus=each) for each in gpus]
 
 
-def _draft_bytes(given: Mapping[str, object]) -> int:
-    """The weights of the draft model in these settings."""
-    for guessing in (TRTLLM_GUESSING, GUESSING):
-        for model in guessing.models:
-            if isinstance(path := given.get(f"{guessing.names[0]}.{model}"), str):
-                return probe_model(Path(path)).weight_bytes
+def _draft_bytes(given: Mapping[str, object], mode: DisaggregationMode) -> int:
+    """The weights of the draft model in these settings. Raises ValueError without it where KV is handed over;
+    a library may download that of an aggregated worker."""
+    for model in (*TRTLLM_GUESSING.models, *GUESSING.models):
+        if isinstance(path := given.get(setting := f"{GUESSING.names[0]}.{model}"), str):
+            draft = probe_model(Path(path))
+            if draft.problem and mode != "agg":
+                raise ValueError(f"{setting}: {model_folder(Path(path))} {draft.problem}")
+            return draft.weight_bytes
     return 0

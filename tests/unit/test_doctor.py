@@ -229,3 +229,7 @@ def test_what_the_worker_refuses_is_an_error_in_the_same_words(tmp_path: Path) -
     with pytest.raises(SettingsError) as refused:
         TRTLLM_RULES.load(TorchLlmArgs, "prefill", yaml_path=path)
     assert _found(facts)["settings-refused"].fact == f"prefill: {refused.value}"
+    for head, fact in (("o/h", "to download it: hf download o/h"), ("./h", "model: h is not a folder")):
+        text = f"speculative_config: {{method: eagle3, model: {head}}}"
+        assert fact in str(worker_of_text("prefill", text, "vllm").refusal)
+        assert worker_of_text("agg", text, "vllm").refusal is None
