@@ -279,7 +279,7 @@ class WorkerStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True, ta
 
     @property
     def tokens_per_step(self) -> float | None:
-        """Tokens of an answer in one step, 1 without guesses; None if nothing was guessed, but in a warm-up."""
+        """Tokens of an answer in one step; None without guesses, or if only a warm-up had some."""
         num_steps = self.num_generated_tokens - self.num_accepted_guesses
         has_guessed = self.num_accepted_guesses + self.num_rejected_guesses > 0
         return self.num_generated_tokens / num_steps if has_guessed and num_steps > 0 else None

@@ -17,8 +17,7 @@ from workers.engines.requests import check_request, num_left
 
 # One of so many tokens in a step may be guessed, so that prompts go on.
 _SHARE_OF_GUESSES = 8
-# With more requests a step guesses nothing: an answer's share would be below four. With 16 answers at a time,
-# guesses still save 16 % of the CPU with the demo model.
+# With more requests a step guesses nothing: an answer's share would be below four.
 _MOST_GUESSING = 16
 
 
