@@ -119,6 +119,8 @@ def _reason(error: Exception) -> str:
         return "it does not answer in time"
     if isinstance(error, ssl.SSLError):
         return tls.peers_fault(error)
+    if isinstance(error, ConnectionRefusedError):
+        return "Connection refused; HTTP_PORT or --url names another port"
     if isinstance(error, RemoteDisconnected):
         return "it closed the connection; if it serves HTTPS, give --url https://..."
     if isinstance(error, OSError):

@@ -110,8 +110,6 @@ def test_bench_measures_what_was_sent_and_status_shows_it(stack: Stack) -> None:
     assert 190 < found["num_prompt_tokens"] < 210
     assert 0 < found["ttft_ms"]["p50"] <= found["ttft_ms"]["p99"] <= found["duration_ms"]["max"]
     assert found["itl_ms"]["mean"] > 0
-    assert found["requests_per_s"] > 0
-    assert found["aiperf"].startswith("aiperf profile --model openai/gpt-oss-120b")
 
     seen = piped(stack, "status")
     assert (seen.returncode, seen.stderr) == (0, "")
@@ -160,7 +158,6 @@ def test_bench_on_a_terminal_draws_progress_and_a_plot(stack: Stack) -> None:
         shown = _STYLE.sub("", terminal.text)
         assert "100%" in shown
         assert "4 answers in " in shown
-        assert "--concurrency 8 --request-count 4" in shown
         assert "first token (blue) and longest gap (green)" in shown
         assert max(len(line) for line in shown.split("\r\n") if "\u2502" in line) <= COLUMNS
 
@@ -177,7 +174,7 @@ def test_a_bench_that_is_stopped_prints_the_figures_so_far(stack: Stack) -> None
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (["--url", "127.0.0.1:9"], "no frontend answers at http://127.0.0.1:9: Connection refused"),
+        (["--url", "9"], "no frontend answers at http://127.0.0.1:9: Connection refused; HTTP_PORT or --url"),
         (["--model", "nope"], "The model 'nope' does not exist"),
         (["--timeout-s", "0.001"], "no frontend answers at http://127.0.0.1:"),
         (["--isl", "140000"], "This model's maximum context length is 131072 tokens"),
