@@ -267,6 +267,10 @@ class Plane:
                 overdue.cancel()
             link.leave(call)
 
+    def has_link(self, address: str) -> bool:
+        """Whether the worker there was reached, and is not lost."""
+        return address in self._links
+
     def lose(self, address: str, reason: str) -> None:
         if (link := self._links.get(address)) is not None:
             link.lose(reason)

@@ -35,10 +35,10 @@ async def roads() -> AsyncIterator[list[Direct]]:
 
 
 async def moved(source: Direct, reader: Direct, seed: int = 1) -> None:
-    """Move some bytes."""
+    """Move some bytes; the seed is the source's address."""
     payload, buffer = host_memory(pattern(NUM_BYTES, seed)), bytearray(NUM_BYTES)
     async with source.lend(payload) as way:
-        await reader.fetch("", way, host_memory(buffer))
+        await reader.fetch(str(seed), way, host_memory(buffer))
     assert buffer == pattern(NUM_BYTES, seed)
 
 
@@ -77,11 +77,15 @@ async def test_each_read_is_released_and_each_peer_closed_with_its_reader(calls:
     assert calls["close"] == NUM_TRIALS + 5
 
 
-async def test_the_number_of_kept_peers_is_bounded(calls: Counter[str]) -> None:
+@pytest.mark.parametrize(("linked", "num_closed"), [("012", 1), ("2", 2)])
+async def test_peers_are_closed_that_ended_or_are_too_many(
+    calls: Counter[str], linked: str, num_closed: int
+) -> None:
     async with roads() as (*sources, reader):
+        reader.has_link = linked.__contains__
         for seed, source in enumerate(sources):
             await moved(source, reader, seed)
-        assert calls["close"] == NUM_TRIALS + 1
+        assert calls["close"] == NUM_TRIALS + num_closed
 
 
 async def test_a_read_that_fails_ends_all_of_its_peer_and_the_next_one_meets_it_again(

@@ -162,7 +162,7 @@ async def test_only_who_shows_the_token_gets_bytes_from_the_socket_and_only_whil
                 sock.setblocking(False)
             await loop.sock_sendall(guessing, bytes(16))
             assert await loop.sock_recv(guessing, 1) == b""
-            await road.fetch("127.0.0.1", way, host_memory(into := bytearray(LARGE_BYTES)))
+            await road.fetch("tcp://127.0.0.1", way, host_memory(into := bytearray(LARGE_BYTES)))
             assert into == b"x" * LARGE_BYTES
             assert unauthenticated.num_messages == num_before + 1
             with pytest.raises(BlockingIOError):
@@ -170,7 +170,7 @@ async def test_only_who_shows_the_token_gets_bytes_from_the_socket_and_only_whil
         with suppress(ConnectionResetError):
             assert await loop.sock_recv(mute, 1) == b""
     with pytest.raises(ConnectionRefusedError):
-        await road.fetch("127.0.0.1", way, host_memory(bytearray(LARGE_BYTES)))
+        await road.fetch("tcp://127.0.0.1", way, host_memory(bytearray(LARGE_BYTES)))
 
 
 async def test_readers_that_show_no_token_make_room() -> None:
@@ -179,7 +179,7 @@ async def test_readers_that_show_no_token_make_room() -> None:
         port = way.port
         with ExitStack() as mute:
             socks = [mute.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(40)]
-            await road.fetch("127.0.0.1", way, host_memory(into))
+            await road.fetch("tcp://127.0.0.1", way, host_memory(into))
             socks[0].setblocking(False)
             with suppress(ConnectionResetError):
                 assert await asyncio.get_running_loop().sock_recv(socks[0], 1) == b""
@@ -272,7 +272,7 @@ async def test_without_a_byte_for_two_seconds_a_pull_has_stalled(
 ) -> None:
     async with socket_that(serve) as way:
         began_s = now_s()
-        fetch = Stream("127.0.0.1").fetch("127.0.0.1", way, host_memory(bytearray(100)))
+        fetch = Stream("127.0.0.1").fetch("tcp://127.0.0.1", way, host_memory(bytearray(100)))
         if error is None:
             await fetch
         else:

@@ -87,7 +87,7 @@ async def test_bytes_that_have_a_socket_of_their_own_are_given_over_tls_only(our
     payload, into = host_memory(bytearray(PAYLOAD)), bytearray(len(PAYLOAD))
     async with Stream("127.0.0.1", ours.peer()).lend(payload) as way:
         with pytest.raises(OSError, match=r"closed|reset"):
-            await Stream("127.0.0.1").fetch("127.0.0.1", way, host_memory(into))
+            await Stream("127.0.0.1").fetch("tcp://127.0.0.1", way, host_memory(into))
         assert into[:7] in (bytes(7), b"\x15\x03\x03\0\x02\x02\x46")  # nothing, or an alert
-        await Stream("127.0.0.1", ours.peer()).fetch("127.0.0.1", way, host_memory(into))
+        await Stream("127.0.0.1", ours.peer()).fetch("tcp://127.0.0.1", way, host_memory(into))
         assert into == PAYLOAD

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -30,6 +30,7 @@ _PAUSE_S = 100e-6
 class _Read(msgspec.Struct, eq=False):
     """One read into `into`, until it is complete or nobody waits for it any more."""
 
+    source: str
     reach: Reach
     into: Memory
     give_up_at: float = float("inf")
@@ -37,7 +38,7 @@ class _Read(msgspec.Struct, eq=False):
 
 
 class _Peer:
-    """A source, with its own agent, which can be closed with its reads.
+    """A source, by its address, with its own agent, which can be closed with its reads.
 
     Nothing less stops a hanging read: after releasing its handle and disconnecting, UCX still wrote when the
     source woke up (measured). Reconnecting one agent leaked two file descriptors per side each time.
@@ -45,8 +46,9 @@ class _Peer:
     NIXL's agent lives as long as one of its handles: only `reads` may hold these, no variable, no traceback.
     """
 
-    def __init__(self, host: str) -> None:
+    def __init__(self, host: str, source: str) -> None:
         self.agent = Agent(host)
+        self.source = source
         self.reads: list[_Read] = []
         self.error: OSError | None = None
 
@@ -65,6 +67,7 @@ class _Peer:
 
 class Direct:
     """A road for host and CUDA memory. `fetch` raises NoDirectPath if UCX cannot read the source's.
+    `has_link`: whether the process at an address is connected; sources that are not have ended.
 
     UCX has a thread of its own, whose event loop polls only while there is work: UCX sends no notifications.
     """
@@ -72,6 +75,7 @@ class Direct:
     def __init__(self, host: str) -> None:
         """Raises OSError with the reason if this machine cannot run UCX."""
         Agent(host).close()
+        self.has_link: Callable[[str], bool] = lambda _: True
         self._host = host
         self._loop: asyncio.AbstractEventLoop  # while running
         self._source: Agent | None = None
@@ -103,9 +107,9 @@ class Direct:
         finally:
             connecting.cancel()
 
-    async def fetch(self, host: str, grant: KvGrant, into: Memory) -> None:  # noqa: ARG002  it is in the Reach
+    async def fetch(self, address: str, grant: KvGrant, into: Memory) -> None:
         """Read the source's memory. After it returns or raises, `into` is not written."""
-        read = _Read(msgspec.msgpack.decode(grant.payload, type=Reach), into)
+        read = _Read(address, msgspec.msgpack.decode(grant.payload, type=Reach), into)
         ended = self._on_thread(self._read(read))
         try:
             await asyncio.wait({ended})
@@ -146,7 +150,7 @@ class Direct:
 
     async def _read(self, read: _Read) -> None:
         name = read.reach.agent
-        peer = self._peers.get(name) or self._meet(name)
+        peer = self._peers.get(name) or self._meet(name, read.source)
         self._eager_until = time.monotonic() + _EAGER_S
         try:
             await self._complete(peer, read)
@@ -172,13 +176,17 @@ class Direct:
                 raise type(peer.error)(*peer.error.args)
         peer.end(read)
 
-    def _meet(self, name: str) -> _Peer:
+    def _meet(self, name: str, source: str) -> _Peer:
         if self._source is None:
             raise ConnectionAbortedError("the transceiver was closed")
         idle = [each for each, peer in self._peers.items() if not peer.reads]
-        if len(self._peers) >= MAX_PEERS and idle:
-            self._lose(idle[0], ConnectionAbortedError("it was idle"))  # probably of an ended process
-        peer = self._peers[name] = _Peer(self._host)
+        # Each holds nine descriptors and 4 MiB of shared memory.
+        useless = [each for each in idle if not self.has_link(self._peers[each].source)]
+        if not useless and len(self._peers) >= MAX_PEERS:
+            useless = idle[:1]
+        for each in useless:
+            self._lose(each, ConnectionAbortedError("it was idle"))
+        peer = self._peers[name] = _Peer(self._host, source)
         return peer
 
     def _lose(self, name: str, error: OSError) -> None:

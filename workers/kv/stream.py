@@ -6,6 +6,7 @@ import secrets
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from urllib.parse import urlsplit
 
 from baton.errors import HandoffFailed, HandoffStalled
 from baton.listener import ConnectionLimit, Listener, Tls
@@ -77,9 +78,9 @@ class Stream:
             for writer in writers:
                 writer.transport.abort()
 
-    async def fetch(self, host: str, grant: KvGrant, into: Memory) -> None:
-        """Fill `into` from a source on `host`. Raises HandoffStalled, OSError if the source is lost."""
-        view = host_view(into)
+    async def fetch(self, address: str, grant: KvGrant, into: Memory) -> None:
+        """Fill `into` from the source's host. Raises HandoffStalled, OSError if the source is lost."""
+        host, view = urlsplit(address).hostname, host_view(into)
         if not grant.port:
             if len(grant.payload) != into.num_bytes:
                 raise HandoffFailed(f"{len(grant.payload)} bytes came instead of {into.num_bytes}")

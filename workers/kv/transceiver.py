@@ -67,7 +67,7 @@ if TYPE_CHECKING:  # it imports NIXL
     from workers.kv.direct import Direct
 
 Fetch = Callable[[str, KvGrant, Memory], Coroutine[None, None, None]]
-"""Fills the memory from a host by its grant; after it returns or raises, it writes nothing."""
+"""Fills the memory from an address by its grant; after it returns or raises, it writes nothing."""
 _MAX_REMEMBERED = 256
 
 
@@ -96,6 +96,8 @@ class CacheTransceiver:
         self._offers: dict[int, _Offer] = {}
         self._offer_ids = itertools.count(1)
         self._transport = TcpTransport(host=host, liveness_s=STALL_S, tls=tls)
+        if direct is not None:
+            direct.has_link = self._transport.has_link
         self._open = AsyncExitStack()
         self._address: str | None = None
         self._no_path: set[str] = set()
@@ -235,7 +237,7 @@ class CacheTransceiver:
             grant = await anext(replies, None)
             if not isinstance(grant, KvGrant):
                 raise HandoffFailed(f"the source answered {type(grant).__name__} instead of a grant")
-            await _while_granted(fetch(urlsplit(address).hostname or "", grant, into), replies)
+            await _while_granted(fetch(address, grant, into), replies)
         async for _ in self._transport.call(address, KvConfirm(*msgspec.structs.astuple(ask))):
             pass
 
