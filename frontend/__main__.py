@@ -6,6 +6,7 @@ import errno
 import ipaddress
 import logging
 import os
+import shutil
 import socket
 import sys
 import tempfile
@@ -119,6 +120,7 @@ def _serve_alone(settings: FrontendSettings, credentials: Credentials, port: Por
 
 def _serve_in_place(settings: FrontendSettings, credentials: Credentials, place: Place) -> int:
     """Serve as one of the supervisor's processes."""
+    supervisor = os.getppid()
     settings = dataclasses.replace(settings, take_over=place.takes_over)
 
     async def main(shutdown: asyncio.Event) -> int:
@@ -127,7 +129,10 @@ def _serve_in_place(settings: FrontendSettings, credentials: Credentials, place:
         siblings = Siblings(Path(place.folder), place.index, settings.num_processes, place.report_ready)
         return await serve(settings, credentials, listener, siblings, shutdown)
 
-    return run(main)
+    status = run(main)
+    if os.getppid() != supervisor:  # it was killed, and the folder may have conversations
+        shutil.rmtree(place.folder, ignore_errors=True)
+    return status
 
 
 async def serve(

@@ -154,11 +154,12 @@ def test_a_drain_lets_streams_of_every_process_end(
     assert not folder.exists()
 
 
-def test_processes_end_with_their_supervisor(frontend: Process, client: httpx.Client) -> None:
+def test_processes_end_with_their_supervisor(stack: Stack, frontend: Process, client: httpx.Client) -> None:
     assert client.get("/live").status_code == 200
     left = children(frontend)
     frontend.kill()
     wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in left))
+    assert not list(stack.folder.glob("baton-frontend-*"))
 
 
 def stream_of(num_tokens: int) -> Any:
