@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import fcntl
+import glob
 import logging
 import os
 import secrets
@@ -141,6 +142,7 @@ class ResponseStore:
     async def open(self) -> None:
         """Create or open the file."""
         await self._in_thread(lambda: self._db, waits=True)
+        await self._in_thread(self._remove_locks, waits=True)
 
     async def close(self) -> None:
         """Write what is left, unless that takes longer than 5 s, and close the file."""
@@ -252,6 +254,13 @@ class ResponseStore:
         address; the lock itself ends with the process."""
         return Path(f"{self.path}.{owner}.lock")
 
+    def _remove_locks(self) -> None:
+        """Remove those of frontends that were killed."""
+        path = Path(self.path)
+        for lock in path.parent.glob(f"{glob.escape(path.name)}.*.lock"):
+            with contextlib.suppress(OSError):
+                self._address_of(lock.name.split(".")[-2])
+
     def _address_of(self, owner: str) -> str | None:
         """The address of another frontend, empty if it has none; None if it is not alive."""
         if self.path == MEMORY or owner == self._owner:
@@ -268,9 +277,11 @@ class ResponseStore:
     def _write(self, entry: _Entry) -> None:
         response = entry.response
         if response.status == RUNNING and self.path != MEMORY and self._lock is None:
-            lock = self._lock_of(self._owner).open("wb", buffering=0)
+            path = self._lock_of(self._owner)
+            lock = (new := path.with_suffix(".new")).open("wb", buffering=0)
             fcntl.flock(lock, fcntl.LOCK_EX)
             lock.write(self._address.encode())
+            new.rename(path)  # others remove one that is not locked
             self._lock = lock
         events = None if response.events is None else zlib.compress(response.events, 1)
         packed = msgspec.structs.replace(response, events=events)

@@ -248,6 +248,11 @@ async def test_runs_of_a_dead_frontend_have_failed_and_so_has_one_that_nobody_ma
     await store.close()
     assert not list(tmp_path.glob("*.lock"))
     assert (await loaded(other, "a")).status == "failed"
+    with another_frontend(path):
+        await other.open()
+        assert len(list(tmp_path.glob("*.lock"))) == 1
+    await other.open()
+    assert not list(tmp_path.glob("*.lock"))
     await other.save(response("c", status="in_progress", body=b"{}"), [])
     for lock in tmp_path.glob("*.lock"):
         lock.unlink()
