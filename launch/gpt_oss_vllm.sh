@@ -23,8 +23,8 @@ while (($#)); do
 done
 [[ -z $sm_share || -n $one_gpu ]] || refuse "error: --prefill-sm-share: needs --one-gpu"
 [[ -z $one_gpu || -z $agg ]] || refuse "error: --one-gpu and --agg: give one of them"
-[[ -z $one_gpu || -d ${CUDA_MPS_PIPE_DIRECTORY:-/} ]] ||
-    refuse "error: CUDA_MPS_PIPE_DIRECTORY=$CUDA_MPS_PIPE_DIRECTORY: is no folder, so no MPS runs there"
+[[ -z $one_gpu || -z ${CUDA_MPS_PIPE_DIRECTORY:-} || -e $CUDA_MPS_PIPE_DIRECTORY/control ]] ||
+    refuse "error: CUDA_MPS_PIPE_DIRECTORY=$CUDA_MPS_PIPE_DIRECTORY: no MPS runs there; start it, or unset the variable"
 
 configs=engine_configs/vllm/gpt-oss-$size
 ENGINE=${ENGINE:-vllm}

@@ -11,8 +11,7 @@ divide_gpu() { # divide_gpu GPU: sets PREFILL_FLAGS and DECODE_FLAGS, with each 
     [[ $ENGINE == vllm ]] || return 0 # whose settings these are
     lines=$("$PYTHON" -m baton shares --model-path "$MODEL_PATH" --gpu "$1" \
         --prefill-flags="$PREFILL_FLAGS ${PREFILL_EXTRA_FLAGS:-}" --decode-flags="$DECODE_FLAGS ${DECODE_EXTRA_FLAGS:-}" \
-        --decode-engine-args "$DECODE_ENGINE_ARGS") ||
-        fail "not started"
+        --decode-engine-args "$DECODE_ENGINE_ARGS") || exit 1
     { read -r PREFILL_FLAGS; read -r DECODE_FLAGS; read -r share || true; } <<<"$lines"
     # PyTorch keeps what it has freed: memory that one role used to load would be missing when the other takes its KV.
     [[ -z $share || -n ${PYTORCH_CUDA_ALLOC_CONF:-}${PYTORCH_ALLOC_CONF:-} ]] ||
@@ -53,7 +52,7 @@ start_mps() { # start_mps GPU PERCENT: prefill gets at most PERCENT of the GPU's
     # By its UUID, since MPS numbers the GPUs of CUDA_VISIBLE_DEVICES anew. SIGTERM ends its server as well.
     start mps env CUDA_VISIBLE_DEVICES="$uuid" bash -c '
 [[ -n $CUDA_VISIBLE_DEVICES ]] || unset CUDA_VISIBLE_DEVICES
-trap "echo quit -t 5 | nvidia-cuda-mps-control" TERM
+trap "echo quit -t 5 | timeout 10 nvidia-cuda-mps-control || kill -KILL \$!" TERM
 nvidia-cuda-mps-control -f & wait $!; status=$?; wait; exit $status'
     [[ -z ${DRY_RUN:-} ]] || return 0
     for pid in "${!NAMES[@]}"; do [[ ${NAMES[$pid]} != mps ]] || break; done
@@ -62,7 +61,7 @@ nvidia-cuda-mps-control -f & wait $!; status=$?; wait; exit $status'
         return
     fi
     unset "NAMES[$pid]"
-    kill -KILL -- "-$pid" 2>/dev/null || true
+    { kill -KILL -- "-$pid"; wait "$pid"; } 2>/dev/null || true
     unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY CUDA_MPS_ACTIVE_THREAD_PERCENTAGE
     take_turns "MPS does not start (log: $RUN_DIR/mps.log)"
 }

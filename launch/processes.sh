@@ -18,11 +18,11 @@ RUN_DIR=${RUN_DIR:-$PWD/.run/$(date +%H%M%S)-$$}
 # Dynamo's names take precedence, as in the frontend.
 HTTP_HOST=${DYN_HTTP_HOST:-${HTTP_HOST:-127.0.0.1}}
 HTTP_PORT=${DYN_HTTP_PORT:-${HTTP_PORT:-8000}}
-for name in START_TIMEOUT_S STOP_TIMEOUT_S PREFILL_WORKERS DECODE_WORKERS; do
+for name in START_TIMEOUT_S STOP_TIMEOUT_S MPS_START_S PREFILL_WORKERS DECODE_WORKERS; do
     [[ ${!name:-0} =~ ^(0|[1-9][0-9]{0,5})$ ]] || { echo "error: $name=${!name}: must be a whole number" >&2; exit 2; }
 done
-[[ -n ${DRY_RUN:-} ]] || { mkdir -p "$RUN_DIR" && [[ -w $RUN_DIR ]]; } ||
-    { echo "error: cannot write to $RUN_DIR; set RUN_DIR to a folder for the logs" >&2; exit 2; }
+[[ -n ${DRY_RUN:-} ]] || { mkdir -p "$RUN_DIR" && head -c 1M /dev/zero >"$RUN_DIR/try" && rm "$RUN_DIR/try"; } 2>/dev/null ||
+    { echo "error: cannot write 1 MiB to $RUN_DIR; set RUN_DIR to a folder for the logs" >&2; exit 2; }
 [[ -n ${DRY_RUN:-} ]] || "$PYTHON" -c 'import msgspec, uvloop' 2>/dev/null ||
     { echo "error: $PYTHON cannot run Baton: run \`make install\`, or set PYTHON" >&2; exit 2; }
 declare -A NAMES=() COMMANDS=() FAILURES=()  # by process id; by name; how often in a row it ended without having worked

@@ -279,8 +279,9 @@ class Fleet:
                 self.table.update(workers)
                 if self._trusted is None:
                     continue
-                refused, doubts = check_numbers(self.table.all(), self._trusted)
-                for worker in self.table.all():
+                ready = [w for w in self.table.all() if w.is_ready]  # others could end all that serve
+                refused, doubts = check_numbers(ready, self._trusted)
+                for worker in ready:
                     if worker.address in refused:
                         self.table.note(worker, "invalid", refused[worker.address])
                 for doubt in set(doubts).difference(self._doubts):

@@ -37,7 +37,7 @@ def halves(facts: Facts, gpu: Gpu) -> dict[str, float]:
         weights, work, spare, needed, free = (f"{num_bytes / GIB:.1f} GiB" for num_bytes in parts)
         raise ValueError(
             f"2 x ({weights} of weights + {work} of working memory) + {spare} = {needed}, "
-            f"but {free} of GPU {gpu.index} ({gpu.name}) are free"
+            f"but {free} of GPU {gpu.index} ({gpu.name}) are free; --agg loads one copy"
         )
     share = (weight_bytes + role_bytes + kv_bytes) / gpu.total_bytes
     return {SHARE: int(share * 1000) / 1000, KV_BYTES: kv_bytes}

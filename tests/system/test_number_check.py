@@ -19,11 +19,6 @@ def stack(tmp_path: Path) -> Iterator[Stack]:
         yield stack
 
 
-@pytest.fixture
-def damaged(tmp_path: Path) -> str:
-    return damaged_model(tmp_path / "damaged")
-
-
 def record(stack: Stack, path: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "baton", "doctor", "--record", str(path)]
     return subprocess.run(
@@ -31,9 +26,8 @@ def record(stack: Stack, path: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_damaged_worker_is_refused_once_others_are_in_the_majority(
-    stack: Stack, damaged: str, tmp_path: Path
-) -> None:
+def test_a_damaged_worker_is_refused_once_others_are_in_the_majority(stack: Stack, tmp_path: Path) -> None:
+    damaged = damaged_model(tmp_path / "damaged")
     path = tmp_path / "numbers.json"
     assert f"is in the registry {stack.environ['BATON_FILE_REGISTRY']}; " in record(stack, path).stderr
     stack.frontend()
@@ -61,7 +55,8 @@ def test_a_damaged_worker_is_refused_once_others_are_in_the_majority(
     assert MODEL in path.read_text()
 
 
-def test_a_lone_worker_is_compared_with_what_was_recorded(stack: Stack, damaged: str, tmp_path: Path) -> None:
+def test_a_lone_worker_is_compared_with_what_was_recorded(stack: Stack, tmp_path: Path) -> None:
+    damaged = damaged_model(tmp_path / "damaged")
     path = tmp_path / "numbers.json"
     good = stack.worker("agg", engine="embedded", name="good")
     wait_for(lambda: record(stack, path).returncode == 0)

@@ -57,18 +57,15 @@ def test_both_roles_get_half_of_what_the_weights_leave_and_prefill_a_share_of_th
     assert limit in [line.replace("\\", "") for line in lines]
 
 
-def test_a_setting_of_pytorchs_allocator_stays(tmp_path: Path) -> None:
-    lines = lines_of(tmp_path, PYTORCH_ALLOC_CONF="max_split_size_mb:512")
-    assert not [line for line in lines if "per_process_memory_fraction" in line]
-
-
 def test_mps_serves_no_other_gpu_of_the_host(tmp_path: Path) -> None:
     seen = [line for line in lines_of(tmp_path, num_gpus=4) if "CUDA_VISIBLE_DEVICES=" in line]
     assert [line.split()[0] for line in seen] == ["CUDA_VISIBLE_DEVICES=GPU-1"] * 3
 
 
-def test_a_dry_run_without_mps_is_still_a_script(tmp_path: Path) -> None:
-    assert [line for line in lines_of(tmp_path, mps=None) if line.startswith("# one GPU: time slices")]
+def test_a_dry_run_without_mps_is_a_script_and_keeps_pytorchs_setting(tmp_path: Path) -> None:
+    lines = lines_of(tmp_path, mps=None, PYTORCH_ALLOC_CONF="max_split_size_mb:512")
+    assert [line for line in lines if line.startswith("# one GPU: time slices")]
+    assert not [line for line in lines if "per_process_memory_fraction" in line]
 
 
 @pytest.mark.parametrize(
@@ -79,7 +76,7 @@ def test_a_dry_run_without_mps_is_still_a_script(tmp_path: Path) -> None:
         ("--one-gpu --prefill-sm-share", "--prefill-sm-share : must be 1 to 100"),
         ("--prefill-sm-share 60", "--prefill-sm-share: needs --one-gpu"),
         ("--one-gpu --agg", "--one-gpu and --agg: give one of them"),
-        ("--one-gpu", "CUDA_MPS_PIPE_DIRECTORY=/none: is no folder, so no MPS runs there"),
+        ("--one-gpu", "CUDA_MPS_PIPE_DIRECTORY=/none: no MPS runs there"),
     ],
 )
 def test_a_wrong_share_is_one_sentence(run: Run, arguments: str, says: str) -> None:
@@ -98,10 +95,9 @@ def test_a_gpu_too_small_for_two_copies_is_a_sum_before_anything_loads(
     run: Run, tmp_path: Path, shape: dict[str, object], total_gib: float, says: str
 ) -> None:
     environ = fake_gpu.install(tmp_path / "bin", total_gib=total_gib)
-    status, output = run(
-        f"{SCRIPT} --one-gpu", {}, MODEL_PATH=folder_of(tmp_path / "model", shape), **environ
-    ).end()
-    assert status == 1
+    environ["MODEL_PATH"] = folder_of(tmp_path / "model", shape)
+    status, output = run(f"{SCRIPT} --one-gpu", {}, **environ).end()
+    assert (status, output.count("\n")) == (1, 1)
     assert says in output
     assert not list((tmp_path / "run").glob("*.log"))
 
@@ -131,6 +127,14 @@ def test_without_mps_of_its_own_the_roles_take_turns(
     assert f"limits: {limits}\n" in output
 
 
+def test_a_stack_ends_while_its_mps_does_not_answer(run: Run, tmp_path: Path) -> None:
+    limits = {"MPS_START_S": "900", "STOP_TIMEOUT_S": "900"}
+    launch = run(f"{SCRIPT} 20b --one-gpu", **fake_gpu.install(tmp_path / "bin", mps="sleep 900"), **limits)
+    wait_for(lambda: any("mps-control -f" in command for command in launch.processes().values()))
+    launch.stop()
+    assert launch.processes() == {}
+
+
 def test_streams_outlive_mps_and_both_roles(run: Run, tmp_path: Path) -> None:
     launch = run(f"{SCRIPT} 20b --one-gpu", **fake_gpu.install(tmp_path / "bin"))
     launch.read_until("ready:")
@@ -146,6 +150,5 @@ def test_streams_outlive_mps_and_both_roles(run: Run, tmp_path: Path) -> None:
     for name in ("mps", "prefill-0", "decode-0"):
         assert f"\n{name} was killed by SIGKILL; restarting it" in output
     wait_for(lambda: any("mps-control -f" in command for command in launch.processes().values()))
-    launch.popen.send_signal(signal.SIGINT)
-    launch.end()
-    wait_for(lambda: launch.processes() == {})
+    launch.stop()
+    assert launch.processes() == {}

@@ -102,6 +102,9 @@ async def test_a_worker_with_other_numbers_gets_no_requests() -> None:
             "m: the probabilities of d1 | d2 differ by 0.30; which are right cannot be known without the "
             "frontend's --trusted-numbers"
         )
+        registry.show(d(1, RIGHT), d(2, WRONG), worker("p1", scores=TWIN, is_ready=False))
+        await until(lambda: fleet.health().warming == ["p1"])
+        assert decodes(fleet) == ["d1", "d2"]
         registry.show(d(1, RIGHT), d(2, WRONG), worker("p1", scores=TWIN))
         await until(lambda: decodes(fleet) == ["d1"])
         (refused,) = fleet.health().refused
