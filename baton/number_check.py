@@ -84,8 +84,8 @@ def check_numbers(workers: Iterable[WorkerInfo], trusted: Trusted) -> tuple[dict
         for worker, scores in scored:
             if (share := difference(scores, reference)) > TOLERANCE:
                 refused[worker.address] = (
-                    f"its probabilities differ by {share:.2f} from {source}, {TOLERANCE} is allowed: compare "
-                    "weights, quantization, library and devices"
+                    f"its probabilities differ by {share:.2f} from {source}, {TOLERANCE} is allowed; compare "
+                    "weights, quantization, library and devices, then restart it"
                 )
     return refused, doubts
 

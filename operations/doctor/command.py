@@ -16,7 +16,7 @@ import msgspec
 from baton.connect import HTTP_HOST, HTTP_PORT, Wires
 from baton.flags import Parsed, flag
 from baton.messages import Scores
-from baton.number_check import check_numbers
+from baton.number_check import DIGEST, check_numbers
 from baton.own_address import why_not_bound
 from baton.telemetry import print_error
 from operations.doctor.facts import Facts, Worker
@@ -128,7 +128,7 @@ async def _agreed(wires: Wires) -> dict[str, Scores]:
     (refused, doubts), labels = check_numbers(workers, {}), {w.address: w.label for w in workers}
     if problems := [*doubts, *(f"{labels[where]}: {why}" for where, why in refused.items())]:
         raise ValueError("; ".join(problems))
-    scores = {worker.model: worker.scores for worker in workers if worker.scores is not None}
+    scores = {w.model: w.scores for w in workers if w.scores and w.scores.prompts == DIGEST}
     if not scores:
         raise ValueError(f"no worker with numbers is in {wires.registry_name()}; start one, or name another")
     return scores
