@@ -25,10 +25,7 @@ from tests.stored_responses import response
 from tests.waiting import PATIENCE_S, until
 
 ANSWER = "<|channel|>final<|message|>Hello<|return|>"
-
-
-def _no_part(_: int) -> Part:
-    return Part()
+NO_PART = dict[int, Part]().__getitem__
 
 
 @asynccontextmanager
@@ -36,7 +33,7 @@ async def processes(run: Run, runs: ResponseState) -> AsyncIterator[tuple[Respon
     """A frontend, and the stored state of a run of another frontend, which has these runs."""
     ours, theirs = Siblings(), Siblings()
     none = Thoughts(), Metrics()
-    async with ours.answering(*none, ResponseState(), _no_part), theirs.answering(*none, runs, _no_part):
+    async with ours.answering(*none, ResponseState(), NO_PART), theirs.answering(*none, runs, NO_PART):
         state = ResponseState(call_run=ours.call_run)
         yield state, at(theirs, run)
         await state.close()
@@ -156,7 +153,7 @@ async def test_a_follower_gets_an_error_when_the_process_that_runs_it_is_lost(tm
     theirs = Siblings()
     async with running(stream=True) as (client, run):
         ours = Siblings()
-        shared = Thoughts(), Metrics(), client.responses, _no_part
+        shared = Thoughts(), Metrics(), client.responses, NO_PART
         async with AsyncExitStack() as other, ours.answering(*shared):
             await other.enter_async_context(theirs.answering(*shared))
             state, stored = ResponseState(call_run=ours.call_run), at(theirs, run)
