@@ -48,7 +48,7 @@ from frontend.turn.fields import (
     text_of_part,
 )
 from frontend.turn.request import CallChoice, TurnRequest
-from frontend.turn.thoughts import PARAGRAPH
+from frontend.turn.thoughts import PARAGRAPH, joined
 
 
 class FunctionCall(msgspec.Struct, kw_only=True):
@@ -178,7 +178,7 @@ def turn_request(body: ChatBody, num_bytes: int) -> tuple[TurnRequest, list[str]
     if NEAREST_EFFORT[effort] != effort:
         inexact.add("reasoning_effort")
     conversation = Conversation(
-        turns=tuple(_turn(message, f"messages[{i}]", inexact) for i, message in enumerate(body.messages)),
+        turns=tuple(joined(_turn(each, f"messages[{i}]", inexact) for i, each in enumerate(body.messages))),
         tools=tuple(_tool(tool, f"tools[{i}]") for i, tool in enumerate(offered or ())),
         reasoning_effort=NEAREST_EFFORT[effort],
         answer_format=answer_format(body.response_format, "response_format"),

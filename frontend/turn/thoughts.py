@@ -204,7 +204,7 @@ def one_answer(joined_parts: Iterable[AssistantTurn]) -> AssistantTurn:
         text=paragraphs(part.text for part in parts),
         is_preamble=bool(parts) and parts[-1].is_preamble,
         tool_calls=tuple(call for part in parts for call in part.tool_calls),
-        parts=tuple(parts),
+        parts=tuple(parts) if len(parts) > 1 else (),
     )
 
 

@@ -87,6 +87,13 @@ def test_each_message_becomes_a_turn(message: Json, turn: Turn) -> None:
     assert talk_of(message).turns == (turn,)
 
 
+def test_text_in_a_message_before_its_calls_is_a_preamble_and_keeps_its_reasoning() -> None:
+    said = {"role": "assistant", "content": "Let me look.", "reasoning": "Hm."}
+    (turn,) = talk_of(said, {"role": "assistant", "tool_calls": [CALL]}).turns
+    assert isinstance(turn, AssistantTurn)
+    assert (turn.reasoning, turn.text, turn.is_final) == ("Hm.", "Let me look.", False)
+
+
 def test_tools_keep_their_fields_and_are_not_offered_with_tool_choice_none() -> None:
     function = {"name": "f", "description": "Does f.", "parameters": {}, "strict": True}
     grammar = {"type": "grammar", "grammar": {"syntax": "regex", "definition": "a+"}}
