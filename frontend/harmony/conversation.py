@@ -185,7 +185,8 @@ def render(conversation: Conversation) -> list[Segment]:
         leading.append(turn.text)
 
     date = "" if conversation.current_date is None else f"\nCurrent date: {conversation.current_date}"
-    channels = f"{_CHANNELS}\n{_FUNCTIONS_CHANNEL}" if conversation.tools else _CHANNELS
+    has_functions = any(tool.namespace == FUNCTIONS for tool in conversation.tools)
+    channels = f"{_CHANNELS}\n{_FUNCTIONS_CHANNEL}" if has_functions else _CHANNELS
     system = f"{_IDENTITY}{date}\n\nReasoning: {conversation.reasoning_effort}\n\n{channels}"
     segments = _message("system", system)
     if developer := _developer_text(conversation, "\n\n".join(filter(None, leading))):

@@ -165,6 +165,8 @@ def test_tools_of_two_namespaces_may_have_one_name(order: int) -> None:
     tools = (Tool(name="close"), Tool(name="close", namespace="agents"))[::order]
     prompt = spelled(render(Conversation(turns=(), tools=tools, namespaces=(Namespace(name="agents"),))))
     assert prompt.count("type close = () => any;") == 2
+    assert ": 'functions'." in prompt
+    assert ": 'functions'." not in spelled(render(Conversation(turns=(), tools=(tools[order > 0],))))
     with pytest.raises(InvalidRequest, match="not unique"):
         render(Conversation(turns=(), tools=(*tools, *tools)))
 
