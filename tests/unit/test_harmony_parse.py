@@ -119,14 +119,9 @@ def test_text_is_held_back_up_to_a_limit_when_its_message_token_is_missing(
     assert messages(deltas + parser.finish()) == [{kind: text}]
 
 
-def test_header_marks_without_end_are_not_kept() -> None:
-    parser = HarmonyParser(VOCABULARY, TOOLS)
-    assert parser.feed(encode("<|channel|>" * 5000)) == []
-    assert parser.repairs["malformed_header"] > 100
-    assert messages(parser.feed(encode("final<|message|>Hi"))) == [{"text": "Hi"}]
-
-
-@pytest.mark.parametrize("garbled", ["commentary?", "commentary", " 2?", "<|channel|>commentary?"])
+@pytest.mark.parametrize(
+    "garbled", ["commentary?", "commentary", " 2?", "<|channel|>commentary?", "<|channel|>"]
+)
 def test_a_garbled_header_without_end_says_nothing(garbled: str) -> None:
     parser = HarmonyParser(VOCABULARY, TOOLS)
     assert parser.feed(encode("<|channel|>commentary " + garbled * 200)) == []
@@ -155,10 +150,3 @@ def test_blanks_before_a_channel_leave_room_for_the_rest_of_the_header() -> None
     deltas, parser = parse(blanks + "<|channel|>commentary to=functions.bash json<|message|>{}<|call|>")
     assert messages(deltas) == [{"call": "bash", "arguments": "{}"}]
     assert parser.repairs == {}
-
-
-def test_ids_outside_the_vocabulary_say_nothing() -> None:
-    parser = HarmonyParser(VOCABULARY, TOOLS)
-    odd = [-1, -257, len(VOCABULARY.token_bytes), 10**9]
-    ids = [*odd, *encode("<|channel|>final<|message|>H"), *odd, *encode("i<|return|>")]
-    assert messages(parser.feed(ids)) == [{"text": "Hi"}]
