@@ -150,13 +150,13 @@ class MessagesAnswer(Answer):
 
     def body(self) -> MessageObject:
         choice, message = self.choice, self._message
-        message.stop_sequence, message.usage = choice.stop_string, self._usage()
+        message.usage = self._usage()
         message.stop_reason = "tool_use" if choice.finish_reason == "tool_calls" else "end_turn"
         if choice.is_cut:
             is_full = choice.request.sampling.max_tokens < self._max_tokens
             message.stop_reason = "model_context_window_exceeded" if is_full else "max_tokens"
-        elif choice.stop_string is not None:
-            message.stop_reason = "stop_sequence"
+        elif choice.stop_string is not None and not choice.call_ids:
+            message.stop_reason, message.stop_sequence = "stop_sequence", choice.stop_string
         return message
 
     def write_one(self, delta: Delta) -> bytes:

@@ -167,6 +167,12 @@ async def test_the_reason_of_the_end_is_named(
     assert message["content"] == [{"type": "text", "text": text}]
 
 
+async def test_an_answer_with_calls_that_a_stop_string_ends_is_to_be_continued() -> None:
+    text = f"{CALL}<|start|>assistant{ANSWER}"
+    message = (await ask(text, stop_sequences=["wör"], tools=[TOOL])).json
+    assert (message["stop_reason"], message["stop_sequence"]) == ("tool_use", None)
+
+
 async def test_an_answer_that_fills_the_context_has_its_own_reason() -> None:
     roomy = scripted()
     await ask(roomy)
