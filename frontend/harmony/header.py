@@ -31,7 +31,8 @@ _PARTS = re.compile(
       (?P<space> \s+ )
     | <\|channel\|>   \s* (?P<channel> analysis | commentary | final | (?!to[\s:=]) [^\s<]+ | )
     | <\|constrain\|> \s* (?P<constrain> (?:json|code|text|none)(?![\w.]) | (?!to[\s:=]) [^\s<{\[]+ | )
-    | (?: to= \s* | \b to \s* [=:]? \s* (?=functions\.) ) (?P<quote> ["']? ) (?P<to> [^\s<{\["']* ) (?P=quote)
+    | (?: to= \s* | \b to \s* [=:]? \s* (?=functions\.) ) (?P<quote> ["']? ) (?P<to> [^\s<{\["']* )
+      (?: (?P=quote) | $ )
     | (?P<role> assistant | user | system | developer | tool )
       (?= \s | <\| | to= | analysis | commentary | final | $ )
     | (?<= assistant ) (?P<glued> analysis | commentary | final )
@@ -330,10 +331,12 @@ def _is_noise(text: str, channel: str | None) -> bool:
 
 def _is_unfinished(part: Part) -> bool:
     """Whether the part could have become header words if the stream had not ended in it."""
+    value = part.value.lower()
     if part.kind == "channel":
-        return any(name.startswith(part.value) for name in CHANNELS)
-    rest = "".join(itertools.dropwhile(_is_stray, _CHANNEL_WORD.sub("", part.value)))
-    return any(word.startswith(rest) for word in (*CHANNELS, *CONTENT_TYPES, *ROLES, "to="))
+        return any(name.startswith(value) for name in CHANNELS)
+    rest = "".join(itertools.dropwhile(_is_stray, _CHANNEL_WORD.sub("", value)))
+    words = (*CHANNELS, *CONTENT_TYPES, *ROLES, "to=", "functions.", "<|")
+    return part.kind == "constrain" or any(word.startswith(rest) for word in words)
 
 
 def _is_stray(sign: str) -> bool:
