@@ -163,9 +163,9 @@ def _slowest(fleet: Snapshot) -> Iterator[Text]:
 
 
 def _events(fleet: Snapshot) -> Iterator[Text]:
-    yield from [_line("EVENTS", "bold")] * bool(fleet.events)
+    yield from [_line("EVENTS (UTC)", "bold")] * bool(fleet.events)
     for event in fleet.events[:_NUM_EVENTS]:
-        at = time.strftime("%m-%d %H:%M:%S", time.localtime(min(abs(event.at_s), 1 << 32)))
+        at = time.strftime("%m-%d %H:%M:%S", time.gmtime(min(abs(event.at_s), 1 << 32)))
         word = "for" if event.kind == "full" else "after"
         lasted = "" if event.lasted_s is None else f" {word} {event.lasted_s:.1f} s"
         detail = f": {event.detail}" if event.detail else ""
