@@ -67,12 +67,13 @@ def check_numbers(workers: Iterable[WorkerInfo], trusted: Trusted) -> tuple[dict
         if worker.scores is not None and worker.scores.prompts == DIGEST:
             by_model[worker.model].append((worker, worker.scores))
     for model, scored in by_model.items():
-        reference, source = trusted.get(model), "the trusted build's"
-        if reference is None:
+        references, source = [trusted[model]] if model in trusted else [], "the trusted build's"
+        if not references:
             if trusted:
                 doubts.append(f"{model}: --trusted-numbers is of {', '.join(trusted)}, so it is not used")
             groups = sorted(_groups(scored), key=len, reverse=True)
-            reference, source = groups[0][0][1], f"those of {len(groups[0])} of {len(scored)} workers"
+            references = [each for _, each in groups[0]]
+            source = f"those of {len(references)} of {len(scored)} workers"
             if 2 * len(groups[0]) <= len(scored):
                 sides = [", ".join(worker.label for worker, _ in group) for group in groups]
                 share = difference(groups[0][0][1], groups[1][0][1])
@@ -82,7 +83,8 @@ def check_numbers(workers: Iterable[WorkerInfo], trusted: Trusted) -> tuple[dict
                 )
                 continue
         for worker, scores in scored:
-            if (share := difference(scores, reference)) > TOLERANCE:
+            if all(difference(scores, each) > TOLERANCE for each in references):
+                share = difference(scores, references[0])
                 refused[worker.address] = (
                     f"its probabilities differ by {share:.2f} from {source}, {TOLERANCE} is allowed; compare "
                     "weights, quantization, library and devices, then restart it"
