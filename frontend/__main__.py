@@ -73,9 +73,13 @@ def main(argv: list[str]) -> int:
         return uvloop.run(Supervisor(port, command, settings.num_processes, folder).run())
 
 
+def _where(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def _port(settings: FrontendSettings) -> Port:
     """The port to serve on. Raises ValueError with a sentence."""
-    where = f"{settings.http_host}:{settings.http_port}"
+    where = _where(settings.http_host, settings.http_port)
     port = Port.taken(settings.http_port) if settings.take_over else None
     family = socket.AF_INET6 if ":" in settings.http_host else socket.AF_INET
     address = (settings.http_host, settings.http_port)
@@ -164,8 +168,7 @@ async def serve(
         if not shutdown.is_set():
             server.start(listener, is_shared=settings.num_processes > 1)
             scheme = "http" if credentials.tls is None else "https"
-            host, port = listener.getsockname()[:2]
-            log.info("listening address=%s://%s:%d", scheme, f"[{host}]" if ":" in host else host, port)
+            log.info("listening address=%s://%s", scheme, _where(*listener.getsockname()[:2]))
             siblings.listening()
             await first_of(shutdown.wait(), asyncio.shield(following))
         services.snapshots.close()
