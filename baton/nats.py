@@ -385,10 +385,13 @@ class NatsTransport(Plane):
             self._probing = asyncio.get_running_loop().create_task(self._probe(publisher))
 
     async def _probe(self, publisher: Publisher) -> None:
+        now_s = asyncio.get_running_loop().time
+        asked_s = now_s()
         while not await publisher.answers():
             self._lose_server(publisher)
+        if not publisher.answering or now_s() - asked_s > TICK_S:
+            await asyncio.sleep(_SETTLE_S)  # until workers have reconnected too, and what they sent is here
         if not publisher.answering:
-            await asyncio.sleep(_SETTLE_S)  # until workers have reconnected too
             publisher.answering = True
             log.info("plane=reachable kind=nats")
         for link in list(self._links.values()):

@@ -16,7 +16,7 @@ from nats.aio.client import Client
 from baton import frames
 from baton.errors import BrokerLost, WorkerLost
 from baton.messages import Reply, Request, TokenChunk
-from baton.nats import MAC_BYTES, Mailbox, NatsTransport, Publisher
+from baton.nats import ECHO, MAC_BYTES, Mailbox, NatsTransport, Publisher
 from baton.pace import TICK_S
 from baton.streams import WorkerLink
 from baton.telemetry import unauthenticated
@@ -44,6 +44,41 @@ async def test_workers_get_time_to_return_before_calls_go_to_them(own_nats: Serv
         own_nats.thaw()
         await caller.reachable()
         assert now_s() - thawed_s >= 2 * TICK_S
+
+
+async def test_a_server_that_stands_still_for_a_moment_costs_no_worker(
+    nats_server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[Any] = []
+    stands_still = False
+    receive = Mailbox.receive
+
+    async def receive_later(mailbox: Mailbox, message: Any) -> None:
+        is_held = stands_still and mailbox.subject.startswith("baton.v1.caller.")
+        await asyncio.sleep(0) if is_held else await receive(mailbox, message)
+        held.extend([(mailbox, message)] * is_held)
+
+    monkeypatch.setattr(Mailbox, "receive", receive_later)
+    monkeypatch.setattr("baton.nats.ANSWER_S", PATIENCE_S)
+    async with (
+        Plane("nats", nats_server).ends(liveness_s=LIVENESS_S) as (caller, worker),
+        worker.serve("w", Endless().answer) as address,
+    ):
+        running = caller.call(address, a_request())
+        await anext(running)
+        waiting = asyncio.ensure_future(anext(running))
+        stands_still = True
+        await until(lambda: any(message.subject.endswith(f".{ECHO}") for _, message in held))
+        await asyncio.sleep(2 * TICK_S)  # longer than a server that works takes
+        held.sort(key=lambda each: not each[1].subject.endswith(f".{ECHO}"))
+        while held:
+            await receive(*held.pop(0))
+            for _ in range(9):  # turns of the loop, in which the answer counts
+                await asyncio.sleep(0)
+        stands_still = False
+        assert not (await asyncio.wait([waiting], timeout=4 * TICK_S))[0]
+        waiting.cancel()
+        await asyncio.wait([waiting])
 
 
 async def test_it_reconnects_after_any_number_of_attempts_and_is_limited_as_before(
