@@ -20,7 +20,7 @@ DOCKERFILE = ROOT / "deploy/Dockerfile"
 _SENT = (ROOT / "deploy/Dockerfile.dockerignore").read_text().split()
 _PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
 # Programs of every base image that the launch scripts use.
-_PROGRAMS = "bash cat date dirname env mkdir printenv sed seq setsid sh sleep tail"
+_PROGRAMS = "bash cat date dirname env head mkdir printenv rm sed seq setsid sh sleep tail"
 
 
 @dataclass(frozen=True)
